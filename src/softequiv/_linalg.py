@@ -1,0 +1,135 @@
+"""Small linear algebra in float64 that the floors share: values that can be hashed, clustering of levels, signs, Kronecker sums."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+# Levels closer than this, relative to the largest, are one level: LAPACK separates equal singular values by about
+# 1e-13 at these sizes, and distinct levels of groups in use lie 1e-5 apart or more.
+LEVEL_TOLERANCE = 1e-9
+
+# A matrix identity (bracket, relation, orthogonality) holds when its residual is below this, relative to the matrices.
+IDENTITY_TOLERANCE = 1e-8
+
+
+@dataclass(frozen=True, eq=False)
+class Frozen:
+    """A float64 tensor that compares and hashes by value.
+
+    >>> Frozen(torch.eye(2)) == Frozen(torch.eye(2))
+    True
+    """
+
+    value: Tensor
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "value", torch.as_tensor(self.value).detach().to("cpu", torch.float64).clone())
+
+    @cached_property
+    def digest(self) -> bytes:
+        """Hash of shape and entries; adding zero makes -0.0 and 0.0 alike."""
+        return hashlib.sha256(repr(tuple(self.value.shape)).encode() + (self.value + 0.0).numpy().tobytes()).digest()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Frozen) and self.digest == other.digest
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
+
+
+def stack(matrices: Sequence[Tensor], dim: int) -> Tensor:
+    """Stack (k matrices of dim x dim) into (k, dim, dim), also when there are none."""
+    return torch.stack(tuple(matrices)) if matrices else torch.zeros(0, dim, dim, dtype=torch.float64)
+
+
+def block_diag(a: Tensor, b: Tensor) -> Tensor:
+    """Batched direct sum: (k, m, m) and (k, n, n) to (k, m + n, m + n)."""
+    m, n = a.shape[-1], b.shape[-1]
+    out = a.new_zeros(a.shape[0], m + n, m + n)
+    out[:, :m, :m] = a
+    out[:, m:, m:] = b
+    return out
+
+
+def kron(a: Tensor, b: Tensor) -> Tensor:
+    """Batched Kronecker product: (k, m, m) and (k, n, n) to (k, mn, mn)."""
+    m, n = a.shape[-1], b.shape[-1]
+    return torch.einsum("kab,kcd->kacbd", a, b).reshape(-1, m * n, m * n)
+
+
+def kron_sum(a: Tensor, b: Tensor) -> Tensor:
+    """Batched Kronecker sum a (x) I + I (x) b."""
+    eye_a, eye_b = identity_like(a), identity_like(b)
+    return kron(a, eye_b) + kron(eye_a, b)
+
+
+def identity_like(a: Tensor) -> Tensor:
+    """Identities of the shape of a batch of square matrices."""
+    return torch.eye(a.shape[-1], dtype=a.dtype, device=a.device).expand_as(a)
+
+
+def symmetric(a: Tensor) -> Tensor:
+    """(a + a^T) / 2."""
+    return (a + a.mT) / 2
+
+
+def skew(a: Tensor) -> Tensor:
+    """(a - a^T) / 2."""
+    return (a - a.mT) / 2
+
+
+def is_orthogonal(a: Tensor) -> bool:
+    """Whether each matrix of a batch is orthogonal."""
+    return bool(torch.allclose(a @ a.mT, identity_like(a), atol=IDENTITY_TOLERANCE))
+
+
+def is_skew(a: Tensor) -> bool:
+    """Whether each matrix of a batch is skew."""
+    return a.numel() == 0 or bool((a + a.mT).abs().max() <= IDENTITY_TOLERANCE * max(1.0, float(a.abs().max())))
+
+
+def expm(a: Tensor) -> Tensor:
+    """Matrix exponential of one (n, n) matrix; of a skew one by its eigenbasis, which keeps it orthogonal to the last digit."""
+    if not is_skew(a):
+        exponential: Tensor = torch.linalg.matrix_exp(a)
+        return exponential
+    omega, basis = torch.linalg.eigh(-1j * a)
+    return ((basis * torch.exp(1j * omega)) @ basis.mH).real
+
+
+def canonical_signs(basis: Tensor) -> Tensor:
+    """Flip columns so that the entry of largest magnitude is positive (the first of several)."""
+    if basis.numel() == 0:
+        return basis
+    magnitude = basis.abs()
+    first = (magnitude >= magnitude.amax(0, keepdim=True) * (1 - LEVEL_TOLERANCE)).to(torch.int8).argmax(0)
+    signs = basis.gather(0, first[None]).sign()
+    return basis * torch.where(signs == 0, 1.0, signs)
+
+
+def cluster(sigma: Tensor) -> tuple[Tensor, Tensor]:
+    """Distinct levels, ascending, and the level index of every entry of `sigma`.
+
+    Neighbours closer than `LEVEL_TOLERANCE` times the largest value belong together; a level next to zero is zero.
+
+    >>> levels, index = cluster(torch.tensor([2.0, 0.0, 1.0, 1.0 + 1e-12], dtype=torch.float64))
+    >>> levels.tolist(), index.tolist()
+    ([0.0, 1.0000000000005, 2.0], [2, 0, 1, 1])
+    """
+    ordered, order = sigma.flatten().sort()
+    tolerance = LEVEL_TOLERANCE * max(1.0, float(ordered[-1])) if ordered.numel() else 0.0
+    starts = torch.ones_like(ordered, dtype=torch.bool)
+    starts[1:] = ordered.diff() > tolerance
+    group = starts.long().cumsum(0) - 1
+    total = torch.zeros(int(group[-1]) + 1 if group.numel() else 0, dtype=sigma.dtype)
+    levels = total.index_add(0, group, ordered) / torch.bincount(group, minlength=len(total)).clamp(min=1)
+    levels[levels <= tolerance] = 0.0
+    index = torch.empty_like(group)
+    index[order] = group
+    return levels, index.reshape(sigma.shape)

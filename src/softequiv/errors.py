@@ -1,0 +1,33 @@
+"""What can go wrong, as sentences: every error of the library derives from `SoftEquivError` and names the value, the reason and the remedy."""
+
+
+class SoftEquivError(ValueError):
+    """Base of all errors raised for bad input."""
+
+
+class GroupError(SoftEquivError):
+    """A group, an element or a range that does not exist."""
+
+
+class RepresentationError(SoftEquivError):
+    """Representations that do not fit together, or a space on which the group does not act."""
+
+
+class NotARepresentationError(RepresentationError):
+    """Matrices that break a bracket or a relation of their group; the message says which."""
+
+
+class GainError(SoftEquivError):
+    """A cut-off, softness or error target outside its range."""
+
+
+class WeightError(SoftEquivError):
+    """A weight of the wrong shape, with non-finite entries, or of a type that cannot be filtered."""
+
+
+class TooLargeError(SoftEquivError):
+    """A problem too large for the only route that is left."""
+
+
+class PerformanceWarning(UserWarning):
+    """A correct but slow route was taken; the message states the size."""

@@ -1,0 +1,50 @@
+"""Groups as people write them: "SO(2)", "C18", "D4", "O(5)", "SO(3)xS4"."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from softequiv.errors import GroupError
+from softequiv.groups.base import Group
+from softequiv.groups.permutations import S, Shifts
+from softequiv.groups.products import product
+from softequiv.groups.rotations import SO, C, D, O, Reflection
+from softequiv.groups.scaling import Scaling
+from softequiv.groups.spacetime import Lorentz
+from softequiv.groups.spin import SU2
+
+# one line a group: how it is written, and what it is
+FORMS: list[tuple[str, Callable[..., Group]]] = [
+    (r"SO\((\d+)\)", lambda n: SO(int(n))),
+    (r"O\((\d+)\)", lambda n: O(int(n))),
+    (r"C\(?(\d+)\)?", lambda n: C(int(n))),
+    (r"D\(?(\d+)\)?", lambda n: D(int(n))),
+    (r"S\(?(\d+)\)?", lambda n: S(int(n))),
+    (r"SU\(2\)", SU2),
+    (r"(SO\+|SO|O)\(1,3\)", lambda kind: Lorentz(kind)),
+    (r"Shifts\((\d+(?:,\d+)*)\)", lambda sizes: Shifts(*map(int, sizes.split(",")))),
+    (r"Reflection", Reflection),
+    (r"Scaling", Scaling),
+]
+
+
+def parse_group(text: str) -> Group:
+    """The group that a name stands for; `parse_group(group.name) == group`.
+
+    >>> parse_group("SO(3)xS4").name
+    'SO(3)xS4'
+    """
+    factors = re.split(r"[x×*]", text.replace(" ", ""))
+    return product(*(_parse_factor(factor, text) for factor in factors))
+
+
+def _parse_factor(factor: str, text: str) -> Group:
+    for pattern, make in FORMS:
+        match = re.fullmatch(pattern, factor)
+        if match:
+            return make(*match.groups())
+    raise GroupError(
+        f"unknown group {factor!r} in {text!r}; write SO(n), O(n), Cn, Dn, Sn, SU(2), SO(1,3), SO+(1,3), O(1,3), "
+        "Shifts(h,w), Reflection, Scaling, or a product such as 'SO(3)xS4'"
+    )

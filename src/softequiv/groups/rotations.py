@@ -1,0 +1,365 @@
+"""Rotations and reflections of flat space: SO(n), O(n), the finite C(n) and D(n) in the plane, and the single reflection.
+
+Unit of time: one radian in a coordinate plane for Lie generators, one step for discrete ones. The reflection is
+diag(-1, 1, ..., 1), which flips a picture left to right.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from softequiv._linalg import skew, stack, symmetric
+from softequiv.errors import GroupError
+from softequiv.groups.angles import Angle
+from softequiv.groups.base import Element, Flow, Group, Step, Word
+
+ROUNDING = 1e-14  # coordinates below this are rounding of the identity
+
+
+def rotation(angle: float) -> Tensor:
+    """Counter-clockwise rotation of the plane, (2, 2)."""
+    return torch.tensor([[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]], dtype=torch.float64)
+
+
+def mirror(n: int) -> Tensor:
+    """diag(-1, 1, ..., 1), (n, n)."""
+    matrix = torch.eye(n, dtype=torch.float64)
+    matrix[0, 0] = -1
+    return matrix
+
+
+def plane_generators(n: int) -> Tensor:
+    """One generator per coordinate plane, turning e_i towards e_j by one radian per unit of time: (n (n-1) / 2, n, n)."""
+    planes = [(1, 2), (2, 0), (0, 1)] if n == 3 else [(i, j) for i in range(n) for j in range(i + 1, n)]
+    matrices = []
+    for i, j in planes:
+        matrix = torch.zeros(n, n, dtype=torch.float64)
+        matrix[j, i], matrix[i, j] = 1, -1
+        matrices.append(matrix)
+    return stack(matrices, n)
+
+
+def orthogonal_log(matrix: Tensor) -> Tensor:
+    """The shortest skew logarithm of a rotation, with all angles in [-pi, pi].
+
+    The symmetric part separates the cosines; inside each of its eigenspaces the skew part has the sines i sin(theta).
+    Where both signs of a half turn meet, any pairing of the eigenspace is shortest.
+    """
+    cosines, basis = torch.linalg.eigh(symmetric(matrix))
+    log = torch.zeros_like(matrix)
+    bounds = [0, *(torch.nonzero(cosines.diff() > 1e-7).flatten() + 1).tolist(), len(cosines)]
+    for start, end in zip(bounds[:-1], bounds[1:], strict=True):
+        space = basis[:, start:end]
+        sines, vectors = torch.linalg.eigh(-1j * (space.T @ skew(matrix) @ space))
+        angles = torch.atan2(sines, (vectors.abs() ** 2).T @ cosines[start:end])
+        half_turns = (sines.abs() < 1e-12) & (angles.abs() > 1)
+        turning, turned = vectors[:, ~half_turns], vectors[:, half_turns]
+        part = (turning * (1j * angles[~half_turns])) @ turning.mH
+        pairs = torch.linalg.eigh((turned @ turned.mH).real)[1][:, end - start - turned.shape[1] :]
+        first, second = pairs[:, ::2], pairs[:, 1::2]
+        log += space @ (part.real + math.pi * (second @ first.T - first @ second.T)) @ space.T
+    return skew(log)
+
+
+def haar_orthogonal(n: int, generator: torch.Generator | None) -> Tensor:
+    """A Haar-random orthogonal matrix, (n, n)."""
+    q, r = torch.linalg.qr(torch.randn(n, n, dtype=torch.float64, generator=generator))
+    return q * torch.diagonal(r).sign()
+
+
+def _checked_dimension(kind: str, n: int) -> None:
+    if not isinstance(n, int) or n < 1:
+        raise GroupError(f"{kind}(n) needs a whole number n of at least 1; got {n!r}")
+
+
+@dataclass(frozen=True)
+class SO(Group):
+    """Rotations of n-dimensional space.
+
+    >>> SO(3).covering_radius
+    3.141592653589793
+    """
+
+    n: int
+
+    def __post_init__(self) -> None:
+        _checked_dimension("SO", self.n)
+
+    @property
+    def name(self) -> str:
+        return f"SO({self.n})"
+
+    @property
+    def lie(self) -> Tensor:
+        return plane_generators(self.n)
+
+    @property
+    def steps(self) -> Tensor:
+        return stack([], self.n)
+
+    @property
+    def unit(self) -> str:
+        return "one radian in a coordinate plane"
+
+    @property
+    def covering_radius(self) -> float:
+        """pi sqrt(floor(n/2)): every rotation plane can be half a turn away."""
+        return math.pi * math.sqrt(self.n // 2)
+
+    @property
+    def order(self) -> float:
+        return 1 if self.n == 1 else math.inf
+
+    @property
+    def central(self) -> bool:
+        return True
+
+    @property
+    def periods(self) -> tuple[float | None, ...]:
+        return (2 * math.pi,) * len(self.lie)
+
+    def element_of(self, matrix: Tensor) -> Element:
+        return Element(self, flow_of(matrix, self.lie))
+
+    def _haar(self, generator: torch.Generator | None) -> Element:
+        matrix = haar_orthogonal(self.n, generator)
+        return self.element_of(matrix @ mirror(self.n) if torch.linalg.det(matrix) < 0 else matrix)
+
+    def _angle_reach(self, angle: Angle) -> float:
+        return float(angle)
+
+
+def flow_of(matrix: Tensor, lie: Tensor) -> Word:
+    """The shortest flow that leads to a rotation."""
+    if matrix.shape[-1] == 2:
+        coords = torch.atan2(matrix[1, 0], matrix[0, 0])[None]
+    else:
+        coords = torch.einsum("kab,ab->k", lie, orthogonal_log(matrix)) / 2
+    return (Flow(tuple(coords.tolist())),) if bool((coords.abs() > ROUNDING).any()) else ()
+
+
+@dataclass(frozen=True)
+class O(Group):  # noqa: E742  (the group's own name)
+    """Rotations and reflections of n-dimensional space.
+
+    >>> O(2).element(0.5, 1).length == math.hypot(0.5, 1)
+    True
+    """
+
+    n: int
+
+    def __post_init__(self) -> None:
+        _checked_dimension("O", self.n)
+
+    @property
+    def name(self) -> str:
+        return f"O({self.n})"
+
+    @property
+    def lie(self) -> Tensor:
+        return plane_generators(self.n)
+
+    @property
+    def steps(self) -> Tensor:
+        return mirror(self.n)[None]
+
+    @property
+    def unit(self) -> str:
+        return "one radian in a coordinate plane, or one reflection"
+
+    @property
+    def covering_radius(self) -> float:
+        """A half turn in every plane and one reflection."""
+        return math.hypot(SO(self.n).covering_radius, 1.0)
+
+    @property
+    def periods(self) -> tuple[float | None, ...]:
+        return (2 * math.pi,) * len(self.lie)
+
+    @property
+    def relations(self) -> tuple[Word, ...]:
+        return ((Step(0, 2),),)
+
+    @property
+    def order(self) -> float:
+        return 2 if self.n == 1 else math.inf
+
+    def element_of(self, matrix: Tensor) -> Element:
+        if torch.linalg.det(matrix) < 0:
+            return Element(self, flow_of(matrix @ mirror(self.n), self.lie) + (Step(0),))
+        return Element(self, flow_of(matrix, self.lie))
+
+    def _haar(self, generator: torch.Generator | None) -> Element:
+        return self.element_of(haar_orthogonal(self.n, generator))
+
+    def _angle_reach(self, angle: Angle) -> float:
+        return math.hypot(angle, 1.0)
+
+
+def signed_count(count: int, n: int) -> int:
+    """The representative of count modulo n nearest to zero."""
+    return (count + (n - 1) // 2) % n - (n - 1) // 2
+
+
+@dataclass(frozen=True)
+class C(Group):
+    """The n rotations of the plane by multiples of 2 pi / n; one step is the smallest of them.
+
+    >>> C(18).element(17).length
+    1.0
+    """
+
+    n: int
+
+    def __post_init__(self) -> None:
+        _checked_dimension("C", self.n)
+
+    @property
+    def name(self) -> str:
+        return f"C{self.n}"
+
+    @property
+    def lie(self) -> Tensor:
+        return stack([], 2)
+
+    @property
+    def steps(self) -> Tensor:
+        return rotation(2 * math.pi / self.n)[None]
+
+    @property
+    def unit(self) -> str:
+        return f"one turn by {360 / self.n:g} degrees"
+
+    @property
+    def covering_radius(self) -> float:
+        return float(self.n // 2)
+
+    @property
+    def order(self) -> float:
+        return self.n
+
+    @property
+    def relations(self) -> tuple[Word, ...]:
+        return ((Step(0, self.n),),)
+
+    def element_of(self, matrix: Tensor) -> Element:
+        return Element(self, turn_of(matrix, self.n))
+
+    def _haar(self, generator: torch.Generator | None) -> Element:
+        return self.element(int(torch.randint(self.n, (), generator=generator)))
+
+    def _angle_reach(self, angle: Angle) -> float:
+        return float(steps_within(angle, self.n))
+
+
+def turn_of(matrix: Tensor, n: int) -> Word:
+    """The steps of 2 pi / n that lead to a rotation of the plane."""
+    angle = math.atan2(float(matrix[1, 0]), float(matrix[0, 0]))
+    count = signed_count(round(angle * n / (2 * math.pi)), n)
+    return (Step(0, count),) if count else ()
+
+
+def steps_within(angle: float, n: int) -> int:
+    """How many steps of 2 pi / n fit into an angle; an angle on a step counts."""
+    return math.floor(angle * n / (2 * math.pi) + 1e-9)
+
+
+@dataclass(frozen=True)
+class D(Group):
+    """The symmetries of the regular n-gon: steps are the turn by 2 pi / n and the reflection.
+
+    >>> sum(1 for _ in D(4).elements())
+    8
+    """
+
+    n: int
+
+    def __post_init__(self) -> None:
+        _checked_dimension("D", self.n)
+
+    @property
+    def name(self) -> str:
+        return f"D{self.n}"
+
+    @property
+    def lie(self) -> Tensor:
+        return stack([], 2)
+
+    @property
+    def steps(self) -> Tensor:
+        return torch.stack([rotation(2 * math.pi / self.n), mirror(2)])
+
+    @property
+    def unit(self) -> str:
+        return f"one turn by {360 / self.n:g} degrees, or one reflection"
+
+    @property
+    def covering_radius(self) -> float:
+        return math.hypot(self.n // 2, 1.0)
+
+    @property
+    def order(self) -> float:
+        return 2 * self.n
+
+    @property
+    def relations(self) -> tuple[Word, ...]:
+        return ((Step(0, self.n),), (Step(1, 2),), (Step(0), Step(1), Step(0), Step(1)))
+
+    def element_of(self, matrix: Tensor) -> Element:
+        if torch.linalg.det(matrix) < 0:
+            return Element(self, turn_of(matrix @ mirror(2), self.n) + (Step(1),))
+        return Element(self, turn_of(matrix, self.n))
+
+    def _haar(self, generator: torch.Generator | None) -> Element:
+        turns, flips = (int(torch.randint(n, (), generator=generator)) for n in (self.n, 2))
+        return self.element(turns, flips)
+
+    def _angle_reach(self, angle: Angle) -> float:
+        return math.hypot(steps_within(angle, self.n), 1.0)
+
+
+@dataclass(frozen=True)
+class Reflection(Group):
+    """The group of order two: left and right exchanged.
+
+    >>> Reflection().covering_radius
+    1.0
+    """
+
+    @property
+    def name(self) -> str:
+        return "Reflection"
+
+    @property
+    def lie(self) -> Tensor:
+        return stack([], 2)
+
+    @property
+    def steps(self) -> Tensor:
+        return mirror(2)[None]
+
+    @property
+    def unit(self) -> str:
+        return "one reflection"
+
+    @property
+    def covering_radius(self) -> float:
+        return 1.0
+
+    @property
+    def order(self) -> float:
+        return 2
+
+    @property
+    def relations(self) -> tuple[Word, ...]:
+        return ((Step(0, 2),),)
+
+    def element_of(self, matrix: Tensor) -> Element:
+        return Element(self, (Step(0),) if torch.linalg.det(matrix) < 0 else ())
+
+    def _haar(self, generator: torch.Generator | None) -> Element:
+        return self.element(int(torch.randint(2, (), generator=generator)))

@@ -1,0 +1,49 @@
+"""How does it act? Representations: scalars, vectors, tensors, sums, duals, regular ones, grids, and a user's matrices."""
+
+from softequiv.reps.base import (
+    Decomposition,
+    Dual,
+    Hom,
+    Piece,
+    Rep,
+    Sum,
+    TensorProduct,
+    Trivial,
+    direct_sum,
+    product_rates,
+    scalar,
+    tensor_product,
+)
+from softequiv.reps.grids import Action, Cube, Line, Square, grid
+from softequiv.reps.irreps import frequency, spin
+from softequiv.reps.tensors import Matrices, check_representation, lift, outer, regular, representation, tensor, vector
+
+__all__ = [
+    "Action",
+    "Cube",
+    "Decomposition",
+    "Dual",
+    "Hom",
+    "Line",
+    "Matrices",
+    "Piece",
+    "Rep",
+    "Square",
+    "Sum",
+    "TensorProduct",
+    "Trivial",
+    "check_representation",
+    "direct_sum",
+    "frequency",
+    "grid",
+    "lift",
+    "outer",
+    "product_rates",
+    "regular",
+    "representation",
+    "scalar",
+    "spin",
+    "tensor",
+    "tensor_product",
+    "vector",
+]

@@ -1,0 +1,201 @@
+"""Which directions does a group move, and how fast? A spectrum is an orthogonal change of basis and a level for every coordinate.
+
+The levels sigma are the singular values of the stacked generators L_i W = W D_X - D_Y W; level 0 holds the weights that
+the group does not move, that is, the exactly equivariant ones.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from softequiv._linalg import cluster, symmetric
+from softequiv.errors import GroupError, WeightError
+from softequiv.reps import Rep
+from softequiv.spectrum.transforms import Dense, Transform, moved
+
+
+@dataclass(frozen=True)
+class Spectrum:
+    """The levels of a weight's representation and the basis that shows them.
+
+    >>> import softequiv as se
+    >>> s = se.spectrum(se.vector(se.SO(3)) >> se.vector(se.SO(3)))
+    >>> [round(level, 6) for level in s.levels.tolist()], s.counts.tolist()
+    ([0.0, 1.414214, 2.44949], [1, 3, 5])
+    """
+
+    rep: Rep
+    transforms: tuple[Transform, ...]
+    levels: Tensor
+    level_of: Tensor
+
+    @staticmethod
+    def of(rep: Rep, transforms: tuple[Transform, ...], sigma: Tensor) -> Spectrum:
+        """A spectrum from the singular value of each coordinate; equal ones are joined into levels."""
+        levels, level_of = cluster(sigma)
+        return Spectrum(rep, transforms, levels, level_of)
+
+    @cached_property
+    def counts(self) -> Tensor:
+        """Number of directions at each level."""
+        return torch.bincount(self.level_of, minlength=len(self.levels))
+
+    @property
+    def invariants(self) -> int:
+        """Dimension of level 0: free parameters of the exactly equivariant layer."""
+        return int(self.counts[0]) if len(self.levels) and self.levels[0] == 0 else 0
+
+    def analyse(self, weight: Tensor) -> Tensor:
+        """Coordinates of a weight (..., *rep.shape) in the spectral basis, (..., D), in float64 unless the weight is float32."""
+        x = self._flat(weight)
+        for transform in self._moved(x):
+            x = transform.forward(x)
+        return x
+
+    def synthesise(self, coordinates: Tensor, like: Tensor) -> Tensor:
+        """The weight with these coordinates, in the shape and dtype of `like`."""
+        for transform in reversed(self._moved(coordinates)):
+            coordinates = transform.inverse(coordinates)
+        return coordinates.reshape(like.shape).to(like.dtype)
+
+    def energies(self, weight: Tensor) -> Tensor:
+        """||w_sigma||^2 at each level, summed over leading axes, (levels,) float64; differentiable."""
+        squares = self.analyse(weight).square().flatten(0, -2).sum(0) if weight.ndim > len(self.rep.shape) else self.analyse(weight).square()
+        total = torch.zeros(len(self.levels), dtype=torch.float64, device=weight.device)
+        return total.index_add(0, self.level_of.to(weight.device), squares.double())
+
+    def scale(self, weight: Tensor, gamma: Tensor) -> Tensor:
+        """sum_sigma gamma(sigma) w_sigma for a gain (levels,), differentiable in weight and gain."""
+        y = self.analyse(weight)
+        gains = gamma.to(y)[self.level_of.to(y.device)]
+        return self.synthesise(y * gains, weight)
+
+    def filter(self, gamma: Tensor) -> Filter:
+        """The operator that multiplies each level by a fixed gain (levels,), stored at its cheaper side."""
+        gains = gamma.to(torch.float64)[self.level_of]
+        if bool((gains == 1).all()):
+            return Filter(self.rep, "identity", (), gains)
+        if len(self.transforms) == 1 and isinstance(self.transforms[0], Dense):
+            basis = self.transforms[0].basis
+            kept, changed = gains != 0, gains != 1
+            if int(kept.sum()) <= int(changed.sum()):
+                return Filter(self.rep, "kept", (Dense(basis[:, kept].clone()),), gains[kept])
+            return Filter(self.rep, "dropped", (Dense(basis[:, changed].clone()),), 1 - gains[changed])
+        return Filter(self.rep, "all", self.transforms, gains)
+
+    def chord(self, within: float) -> Tensor:
+        """c(sigma), (levels,): no element of path length up to `within` changes a unit weight of that level by more.
+
+        One-parameter motion: 2 sin(min(sigma t, pi) / 2), attained while sigma t <= pi. One step s repeated n times: the
+        same with the angle 2 asin(sigma / 2) of s. Otherwise sigma t, at most 2 where levels are invariant subspaces.
+        Representations that are not orthogonal multiply it by `kappa`.
+        """
+        group, reach = self.rep.group, self.rep.group.reach(within)
+        kappa = self.kappa(reach)
+        if not (group.central and self.rep.orthogonal and self.rep.exact):
+            one_path = len(group.lie) == 1 and len(group.steps) == 0 and self.rep.orthogonal
+            if not one_path:
+                return kappa * self.levels * reach
+        if len(group.steps) == 0:
+            return 2 * torch.sin((self.levels * reach).clamp(max=math.pi) / 2)
+        if len(group.steps) == 1 and len(group.lie) == 0:
+            angle = 2 * torch.asin((self.levels / 2).clamp(max=1))
+            return 2 * torch.sin((angle * math.floor(reach + 1e-9)).clamp(max=math.pi) / 2)
+        return (self.levels * reach).clamp(max=2)
+
+    def kappa(self, reach: float) -> float:
+        """Bound on ||rho_Y|| ||rho_X^-1|| along paths of that length: 1 where orthogonal.
+
+        ||exp(t A)|| <= exp(t mu) with mu the largest eigenvalue of the symmetric part of A, over unit directions; a step counts
+        with its own norm and that of its inverse.
+        """
+        if self.rep.orthogonal:
+            return 1.0
+        growth = 0.0
+        for space in self.rep.axes:
+            parts = symmetric(space.lie())
+            growth += math.sqrt(float(torch.linalg.eigvalsh(torch.einsum("kab,kbc->ac", parts, parts))[-1])) if len(parts) else 0.0
+            for step in space.steps():
+                norms = torch.linalg.svdvals(step)
+                growth += math.log(max(float(norms[0]), 1 / max(float(norms[-1]), 1e-300)))
+        return math.exp(growth * reach)
+
+    def error(self, weight: Tensor, within: float) -> float:
+        """Certified relative change: sup over path lengths up to `within` of ||W rho_X(g) - rho_Y(g) W||_F / ||W||_F is at most this.
+
+            error^2 = sum_sigma ||w_sigma||^2 c(sigma)^2 / ||W||^2
+
+        and never more than 2 ||W - P_0 W|| / ||W|| where the representation is orthogonal. Zero for a zero weight.
+        """
+        energies = self.energies(weight.detach())
+        total = float(energies.sum())
+        if total == 0:
+            return 0.0
+        change = math.sqrt(float((energies * self.chord(within) ** 2).sum()) / total)
+        return min(change, self.largest_error(weight)) if self.rep.orthogonal else change
+
+    def largest_error(self, weight: Tensor) -> float:
+        """2 ||W - P_0 W|| / ||W||: bounds the change by any element of the group, for an orthogonal representation."""
+        return 2 * self._moving_share(weight)
+
+    def haar_error(self, weight: Tensor) -> float:
+        """sqrt(2) ||W - P_0 W|| / ||W||: the root mean square change over a compact group, exactly."""
+        if not (self.rep.group.compact and self.rep.orthogonal):
+            raise GroupError(f"{self.rep.group} has no Haar average on {self.rep}: it needs a compact group acting orthogonally")
+        return math.sqrt(2) * self._moving_share(weight)
+
+    def _moving_share(self, weight: Tensor) -> float:
+        energies = self.energies(weight.detach())
+        total = float(energies.sum())
+        return math.sqrt(float(energies[self.levels > 0].sum()) / total) if total else 0.0
+
+    def _moved(self, x: Tensor) -> tuple[Transform, ...]:
+        if x.dtype == torch.float64 and x.device.type == "cpu":
+            return self.transforms
+        transforms: tuple[Transform, ...] = moved(self.transforms, x.dtype, x.device)
+        return transforms
+
+    def _flat(self, weight: Tensor) -> Tensor:
+        return flattened(weight, self.rep)
+
+
+def flattened(weight: Tensor, rep: Rep) -> Tensor:
+    """A weight (..., *rep.shape) as (..., D) in float32 or float64, checked."""
+    n = len(rep.shape)
+    if weight.ndim < n or tuple(weight.shape[-n:]) != rep.shape:
+        raise WeightError(f"a weight of {rep} has trailing axes {rep.shape}; got shape {tuple(weight.shape)}")
+    if not weight.is_floating_point():
+        raise WeightError(f"only floating-point weights can be filtered; got {weight.dtype}: dequantise or cast it first")
+    return weight.flatten(weight.ndim - n).to(weight.dtype if weight.dtype == torch.float64 else torch.float32)
+
+
+@dataclass(frozen=True)
+class Filter:
+    """A fixed linear filter of weights: sum_sigma gamma(sigma) P_sigma, by the directions kept, those dropped, or all.
+
+    Called on a weight (..., *rep.shape), it returns one of the same shape and dtype.
+    """
+
+    rep: Rep
+    side: str
+    transforms: tuple[Transform, ...]
+    gains: Tensor
+
+    def __call__(self, weight: Tensor) -> Tensor:
+        x = flattened(weight, self.rep)
+        if self.side == "identity":
+            return weight
+        transforms: tuple[Transform, ...] = moved(self.transforms, x.dtype, x.device)
+        y = x
+        for transform in transforms:
+            y = transform.forward(y)
+        y = y * self.gains.to(y)
+        for transform in reversed(transforms):
+            y = transform.inverse(y)
+        out = x - y if self.side == "dropped" else y
+        return out.reshape(weight.shape).to(weight.dtype)

@@ -1,0 +1,240 @@
+"""The cheapest exact way to a spectrum: characters where generators commute, small blocks where they do not, dense as the last resort."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import warnings
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from softequiv._cache import cached
+from softequiv._linalg import LEVEL_TOLERANCE, Frozen, canonical_signs, identity_like
+from softequiv.errors import PerformanceWarning, TooLargeError
+from softequiv.reps import Dual, Rep, Sum, TensorProduct, product_rates
+from softequiv.spectrum.base import Spectrum
+from softequiv.spectrum.decompose import Axis, DecompositionError, axis
+from softequiv.spectrum.transforms import AlongAxis, Block, Blocks, Butterfly, Dense, Transform
+
+SLOW_DENSE = 1500  # a dense SVD of this size takes about five seconds
+LARGEST_DENSE = 6000  # and of this size minutes and gigabytes
+LARGEST_BLOCK = 3000  # one irreducible block
+
+
+@cached
+def spectrum(rep: Rep) -> Spectrum:
+    """Levels and basis of the group Laplacian on a weight's space, cached by value.
+
+    >>> import softequiv as se
+    >>> se.spectrum(se.grid(se.SO(2), 3, 3)).counts.tolist()
+    [3, 4, 2]
+    """
+    try:
+        if rep.group.abelian and rep.normal:
+            return characters(rep)
+        if closed_under_transposition(rep):
+            return small_blocks(rep)
+    except DecompositionError:
+        pass
+    return dense(rep)
+
+
+def closed_under_transposition(rep: Rep) -> bool:
+    """Whether the generators' transposes lie in the algebra they generate, so that pieces are orthogonal to each other."""
+    if isinstance(rep, Dual):
+        return closed_under_transposition(rep.base)
+    if isinstance(rep, Sum):
+        return all(closed_under_transposition(term) for term, _ in rep.terms)
+    if isinstance(rep, TensorProduct) or rep.axes != (rep,):
+        return all(closed_under_transposition(space) for space in rep.axes)
+    if rep.orthogonal:
+        return True
+    lie, steps = rep.lie(), rep.steps()
+    flat = bool(((lie - lie.mT).flatten(1).abs().amax(1) < 1e-12).logical_or((lie + lie.mT).flatten(1).abs().amax(1) < 1e-12).all())
+    return flat and bool(torch.allclose(steps @ steps, identity_like(steps))) and bool(torch.allclose(steps, steps.mT))
+
+
+@dataclass(frozen=True)
+class Characters:
+    """How each coordinate of a space of commuting generators turns: still places, and pairs of places (cosine, sine).
+
+    Values (places, k + m) are complex: rates for Lie generators, rates + 1 (eigenvalues) for steps.
+    """
+
+    dim: int
+    still: Tensor
+    still_values: Tensor
+    cosine: Tensor
+    sine: Tensor
+    pair_values: Tensor
+
+
+def characters(rep: Rep) -> Spectrum:
+    """Joint eigenbasis along each axis; products of pairs by butterflies: level^2 = sum |lambda|^2 + sum |mu - 1|^2."""
+    k = len(rep.group.lie)
+    spaces = leaves(rep)
+    axes = [axis(space, True) for space in spaces]
+    transforms = along_axes(axes)
+    total: Characters | None = None
+    for part, after in zip(axes, products_after(axes), strict=True):
+        own = characters_of(part, k)
+        if total is None:
+            total = own
+        else:
+            total, mixing = combined(total, own, k)
+            if mixing.numel():
+                places = mixing[..., None] * after + torch.arange(after)
+                transforms.append(Butterfly(places.flatten(1)))
+    assert total is not None
+    sigma = torch.empty(total.dim, dtype=torch.float64)
+    sigma[total.still] = level(total.still_values, k)
+    sigma[total.cosine] = sigma[total.sine] = level(total.pair_values, k)
+    return Spectrum.of(rep, tuple(transforms), sigma)
+
+
+def leaves(rep: Rep) -> list[Rep]:
+    """The finest tensor factors of a space, in the order of its axes."""
+    parts = rep.axes
+    if len(parts) == 1:
+        return [rep]
+    return [leaf for part in parts for leaf in leaves(part)]
+
+
+def products_after(axes: list[Axis]) -> list[int]:
+    """For each axis, the number of coordinates behind it."""
+    return [math.prod(later.dim for later in axes[i + 1 :]) for i in range(len(axes))]
+
+
+def along_axes(axes: list[Axis]) -> list[Transform]:
+    """The bases of all axes; a single one without copies as a plain dense basis."""
+    if len(axes) == 1 and len(axes[0].blocks) == 1 and axes[0].blocks[0].copies == 1 and axes[0].blocks[0].basis is not None:
+        return [Dense(axes[0].blocks[0].basis)]
+    before = [math.prod(earlier.dim for earlier in axes[:i]) for i in range(len(axes))]
+    return [
+        AlongAxis(b, after, part.blocks)
+        for part, b, after in zip(axes, before, products_after(axes), strict=True)
+        if any(block.basis is not None for block in part.blocks)
+    ]
+
+
+def characters_of(part: Axis, k: int) -> Characters:
+    """Characters of one decomposed axis."""
+    count = part.pieces[0].rates.shape[0]
+    eigenvalue = torch.tensor([0.0] * k + [1.0] * (count - k), dtype=torch.complex128)
+    still = [torch.zeros(0, dtype=torch.long)]
+    pairs = [torch.zeros(0, 2, dtype=torch.long)]
+    still_values = [torch.zeros(0, count, dtype=torch.complex128)]
+    pair_values = [torch.zeros(0, count, dtype=torch.complex128)]
+    for piece in part.pieces:
+        copies, size = piece.index.shape
+        rates = piece.rates.to(torch.complex128)
+        if size == 2 and bool((piece.rates[:, 0, 1].abs() > LEVEL_TOLERANCE).any()):
+            pairs.append(piece.index)
+            pair_values.append((rates[:, 0, 0] + 1j * rates[:, 1, 0] + eigenvalue).expand(copies, -1))
+        else:  # a line, or a plane with two real eigenvectors
+            for column in range(size):
+                still.append(piece.index[:, column])
+                still_values.append((rates[:, column, column] + eigenvalue).expand(copies, -1))
+    pair = torch.cat(pairs)
+    return Characters(part.dim, torch.cat(still), torch.cat(still_values), pair[:, 0], pair[:, 1], torch.cat(pair_values))
+
+
+def combined(a: Characters, b: Characters, k: int) -> tuple[Characters, Tensor]:
+    """Characters of the tensor product, and the places (4, n) of cc, cs, sc, ss that a butterfly must mix for it."""
+
+    def places(first: Tensor, second: Tensor) -> Tensor:
+        return (first[:, None] * b.dim + second).flatten()
+
+    def values(first: Tensor, second: Tensor) -> Tensor:
+        added, multiplied = first[:, None] + second, first[:, None] * second
+        return torch.cat([added[..., :k], multiplied[..., k:]], -1).flatten(0, 1)
+
+    cc, cs = places(a.cosine, b.cosine), places(a.cosine, b.sine)
+    sc, ss = places(a.sine, b.cosine), places(a.sine, b.sine)
+    product = Characters(
+        a.dim * b.dim,
+        places(a.still, b.still),
+        values(a.still_values, b.still_values),
+        torch.cat([places(a.still, b.cosine), places(a.cosine, b.still), cc, ss]),
+        torch.cat([places(a.still, b.sine), places(a.sine, b.still), cs, sc]),
+        torch.cat(
+            [
+                values(a.still_values, b.pair_values),
+                values(a.pair_values, b.still_values),
+                values(a.pair_values, b.pair_values),
+                values(a.pair_values, b.pair_values.conj()),
+            ]
+        ),
+    )
+    return product, torch.stack([cc, cs, sc, ss])
+
+
+def level(values: Tensor, k: int) -> Tensor:
+    """sqrt(sum |lambda|^2 + sum |mu - 1|^2) from the values of each place."""
+    return torch.cat([values[:, :k], values[:, k:] - 1], -1).abs().square().sum(-1).sqrt()
+
+
+def small_blocks(rep: Rep) -> Spectrum:
+    """Decompose each axis into pieces; every combination of pieces is a small problem, shared by all its copies."""
+    k = len(rep.group.lie)
+    axes = [axis(space, False) for space in rep.axes]
+    strides = products_after(axes)
+    sigma = torch.empty(rep.dim, dtype=torch.float64)
+    solved: dict[Frozen, tuple[Tensor, Tensor]] = {}
+    blocks = []
+    for pieces in itertools.product(*(part.pieces for part in axes)):
+        rates = product_rates([piece.rates for piece in pieces], k)
+        if rates.shape[-1] > LARGEST_BLOCK:
+            raise DecompositionError(f"an irreducible block of {rates.shape[-1]} dimensions")
+        key = Frozen(rates)
+        if key not in solved:
+            solved[key] = singular_basis(rates)
+        values, basis = solved[key]
+        index = product_index([piece.index for piece in pieces], strides)
+        sigma[index] = values.expand(index.shape)
+        blocks.append(Block(index, basis))
+    if len(axes) == 1 and len(axes[0].blocks) == 1 and axes[0].blocks[0].copies == 1:
+        return Spectrum.of(rep, (Dense(merged(axes[0].blocks[0].basis, blocks, rep.dim)),), sigma)
+    return Spectrum.of(rep, (*along_axes(axes), Blocks(tuple(blocks))), sigma)
+
+
+def merged(basis: Tensor | None, blocks: list[Block], dim: int) -> Tensor:
+    """One dense basis from an axis basis and the small bases inside its pieces."""
+    small = torch.zeros(dim, dim, dtype=torch.float64)
+    for block in blocks:
+        for index in block.index:
+            small[index[:, None], index] = block.basis
+    return small if basis is None else basis @ small
+
+
+def product_index(indices: list[Tensor], strides: list[int]) -> Tensor:
+    """Places (sets, p) in the flat weight of a combination of pieces, from their places (copies, p_i) on each axis."""
+    total = torch.zeros(1, 1, dtype=torch.long)
+    for index, stride in zip(indices, strides, strict=True):
+        total = total[:, None, :, None] + stride * index[None, :, None, :]
+        total = total.flatten(0, 1).flatten(1)
+    return total
+
+
+def singular_basis(rates: Tensor) -> tuple[Tensor, Tensor]:
+    """Ascending singular values and right singular vectors of the stacked matrices [D_1; ...; D_k]."""
+    dim = rates.shape[-1]
+    if len(rates) == 0:
+        return torch.zeros(dim, dtype=torch.float64), torch.eye(dim, dtype=torch.float64)
+    _, values, right = torch.linalg.svd(rates.reshape(-1, dim), full_matrices=False)
+    return values.flip(0), canonical_signs(right.flip(0).T)
+
+
+def dense(rep: Rep) -> Spectrum:
+    """The singular value decomposition of the stacked generators on the whole space: the oracle and the last resort."""
+    if rep.dim > LARGEST_DENSE:
+        raise TooLargeError(
+            f"{rep} under {rep.group} has {rep.dim} dimensions and no structure to use; the dense route ends at {LARGEST_DENSE}: "
+            "use an orthogonal representation, fewer dimensions, or multiplicities"
+        )
+    if rep.dim > SLOW_DENSE:
+        warnings.warn(f"dense SVD of {rep.dim} dimensions for {rep} under {rep.group}: this may take minutes", PerformanceWarning, stacklevel=3)
+    values, basis = singular_basis(rep.rates())
+    return Spectrum.of(rep, (Dense(basis),), values)
