@@ -1,7 +1,7 @@
 """Which rotation of pixels is closest to a true one, and which keeps most of a picture at a given error?
 
-Compares the actions of ``softequiv.reps.pixels`` on patches of photographs that were rotated with a bicubic filter and their
-real surroundings, and prints Markdown tables: ``python benchmarks/grid_actions.py [--json PATH]``.
+Compares the actions of ``softequiv.reps.pixels`` on patches of photographs that were rotated with a bicubic filter and
+their real surroundings, and prints Markdown tables: ``python benchmarks/grid_actions.py [--json PATH]``.
 """
 
 import argparse
@@ -108,10 +108,10 @@ def actions(size: int) -> dict[str, Action]:
 
 
 def gains(levels: Tensor, rank: float) -> Tensor:
-    """Level 0 whole; then level after level, the one on which the count falls scaled whole by the fraction that is left."""
+    """Level 0 whole, then level after level; the one on which the count falls is scaled by the fraction left."""
     _, cluster, counts = torch.unique((levels / 1e-5).round(), return_inverse=True, return_counts=True)
     before = counts.cumsum(0) - counts
-    fraction = ((rank * len(levels) - before) / counts.double()).clamp(0, 1)
+    fraction: Tensor = ((rank * len(levels) - before) / counts.double()).clamp(0, 1)
     if levels.min() < 1e-5:
         fraction[0] = 1
     return fraction[cluster]

@@ -1,5 +1,102 @@
-"""softequiv: as equivariant as you ask, with a guarantee."""
+"""softequiv: any weight, as equivariant as you ask, with a bound on the error.
 
-from softequiv.groups import *
-from softequiv.reps import *
-from softequiv.spectrum import *
+One idea: a weight is a vector in a representation of the group, `rho_W(g) W = rho_Y(g) W rho_X(g)^-1`, and a layer is
+equivariant exactly when its weight is invariant. So filter the weight's group spectrum.
+"""
+
+from softequiv.errors import (
+    GainError,
+    GroupError,
+    NotARepresentationError,
+    PerformanceWarning,
+    RepresentationError,
+    SoftEquivError,
+    TooLargeError,
+    WeightError,
+)
+from softequiv.gains import hard, least_distortion, schur, smooth, softness
+from softequiv.groups import (
+    SO,
+    SU2,
+    Angle,
+    C,
+    D,
+    Element,
+    Group,
+    Lorentz,
+    O,
+    Reflection,
+    S,
+    Scaling,
+    Shifts,
+    degrees,
+    group_from,
+    parse_group,
+    parse_range,
+    radians,
+)
+from softequiv.reps import (
+    Rep,
+    frequency,
+    grid,
+    lift,
+    outer,
+    regular,
+    representation,
+    scalar,
+    spin,
+    tensor,
+    vector,
+)
+from softequiv.spectrum import Filter, Spectrum, dense, spectrum
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "SO",
+    "SU2",
+    "Angle",
+    "C",
+    "D",
+    "Element",
+    "Filter",
+    "GainError",
+    "Group",
+    "GroupError",
+    "Lorentz",
+    "NotARepresentationError",
+    "O",
+    "PerformanceWarning",
+    "Reflection",
+    "Rep",
+    "RepresentationError",
+    "S",
+    "Scaling",
+    "Shifts",
+    "SoftEquivError",
+    "Spectrum",
+    "TooLargeError",
+    "WeightError",
+    "degrees",
+    "dense",
+    "frequency",
+    "grid",
+    "group_from",
+    "hard",
+    "least_distortion",
+    "lift",
+    "outer",
+    "parse_group",
+    "parse_range",
+    "radians",
+    "regular",
+    "representation",
+    "scalar",
+    "schur",
+    "smooth",
+    "softness",
+    "spectrum",
+    "spin",
+    "tensor",
+    "vector",
+]

@@ -1,4 +1,6 @@
-"""One bounded, thread-safe memory of what was computed for equal arguments, so that a spectrum is built once per representation."""
+"""One bounded, thread-safe memory of what was computed for equal arguments, so that a spectrum is built once per
+representation.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Small linear algebra in float64 that the floors share: values that can be hashed, clustering of levels, signs, Kronecker sums."""
+"""Small linear algebra in float64 that the floors share: values that can be hashed, clustering of levels, signs,
+Kronecker sums.
+"""
 
 from __future__ import annotations
 
@@ -95,7 +97,9 @@ def is_skew(a: Tensor) -> bool:
 
 
 def expm(a: Tensor) -> Tensor:
-    """Matrix exponential of one (n, n) matrix; of a skew one by its eigenbasis, which keeps it orthogonal to the last digit."""
+    """Matrix exponential of one (n, n) matrix; of a skew one by its eigenbasis, which keeps it orthogonal to the
+    last digit.
+    """
     if not is_skew(a):
         exponential: Tensor = torch.linalg.matrix_exp(a)
         return exponential

@@ -1,4 +1,6 @@
-"""What can go wrong, as sentences: every error of the library derives from `SoftEquivError` and names the value, the reason and the remedy."""
+"""What can go wrong, as sentences: every error of the library derives from `SoftEquivError` and names the value, the
+reason and the remedy.
+"""
 
 
 class SoftEquivError(ValueError):

@@ -1,4 +1,6 @@
-"""Angles as people write them: a float in radians that knows that it is an angle, so that a group may turn it into a path length."""
+"""Angles as people write them: a float in radians that knows that it is an angle, so that a group may turn it into a
+path length.
+"""
 
 from __future__ import annotations
 
@@ -43,6 +45,8 @@ def parse_range(text: str) -> float:
     """
     match = re.fullmatch(r"\s*([-+]?[0-9.]+(?:[eE][-+]?[0-9]+)?)\s*(deg|°|rad|)\s*", text)
     if not match:
-        raise GroupError(f"cannot read the range {text!r}; write an angle such as '30deg' or '0.5rad', or a path length such as '2'")
+        raise GroupError(
+            f"cannot read the range {text!r}; write an angle such as '30deg' or '0.5rad', or a path length such as '2'"
+        )
     value, unit = float(match[1]), match[2]
     return degrees(value) if unit in ("deg", "°") else radians(value) if unit == "rad" else value

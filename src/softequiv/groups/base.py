@@ -87,7 +87,9 @@ class Element:
 
     def __matmul__(self, other: Element) -> Element:
         if other.group != self.group:
-            raise GroupError(f"cannot multiply an element of {self.group} by one of {other.group}; take both from one group")
+            raise GroupError(
+                f"cannot multiply an element of {self.group} by one of {other.group}; take both from one group"
+            )
         return self.group.compose(self, other)
 
     def __str__(self) -> str:
@@ -201,7 +203,9 @@ class Group(ABC):
         """
         k, m = len(self.lie), len(self.steps)
         if len(coords) != k + m:
-            raise GroupError(f"{self} takes {k} Lie coordinates and {m} step counts, {k + m} numbers in all; got {len(coords)}")
+            raise GroupError(
+                f"{self} takes {k} Lie coordinates and {m} step counts, {k + m} numbers in all; got {len(coords)}"
+            )
         if not all(math.isfinite(t) for t in coords):
             raise GroupError(f"coordinates of {self} must be finite; got {coords}")
         counts = coords[k:]
@@ -232,7 +236,9 @@ class Group(ABC):
             return near[int(torch.randint(len(near), (), generator=generator))]
         if len(self.steps) == 0:
             direction = torch.randn(k, dtype=torch.float64, generator=generator)
-            radius = min(reach, self.covering_radius) * torch.rand((), dtype=torch.float64, generator=generator) ** (1 / k)
+            radius = min(reach, self.covering_radius) * torch.rand((), dtype=torch.float64, generator=generator) ** (
+                1 / k
+            )
             return self.element(*(direction / direction.norm() * radius).tolist())
         # a mixed group: a step costs one unit of the range, the flow takes what is left
         step = int(torch.randint(len(self.steps) + 1, (), generator=generator)) if reach >= 1 else 0
@@ -245,22 +251,29 @@ class Group(ABC):
     def reach(self, within: float) -> float:
         """The path length that a range stands for. Plain numbers are path lengths; an `Angle` is one in radians."""
         if not within > 0 or math.isnan(within):
-            raise GroupError(f"the range {within!r} is empty; give a positive path length or angle, such as degrees(30)")
+            raise GroupError(
+                f"the range {within!r} is empty; give a positive path length or angle, such as degrees(30)"
+            )
         length = self._angle_reach(within) if isinstance(within, Angle) else float(within)
         if len(self.lie) == 0 and length < 1:
             raise GroupError(
-                f"the range {within!r} contains no element of {self} but the identity; its shortest step is {self.unit}: "
+                f"the range {within!r} contains no element of {self} but the identity; its shortest step is "
+                f"{self.unit}: "
                 "widen the range or take a finer group"
             )
         return length
 
     def _angle_reach(self, angle: Angle) -> float:
-        raise GroupError(f"{self} has no angles, so the range {angle!r} means nothing to it; give a path length ({self.unit})")
+        raise GroupError(
+            f"{self} has no angles, so the range {angle!r} means nothing to it; give a path length ({self.unit})"
+        )
 
     def elements(self) -> Iterator[Element]:
         """All elements of a finite group, the identity first, by breadth-first search over its steps."""
         if not self.order <= MAX_LISTED:
-            raise GroupError(f"{self} has {self.order:g} elements; only finite groups of at most {MAX_LISTED} can be listed")
+            raise GroupError(
+                f"{self} has {self.order:g} elements; only finite groups of at most {MAX_LISTED} can be listed"
+            )
         seen: set[bytes] = set()
         frontier = [self.identity]
         while frontier:

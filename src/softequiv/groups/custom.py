@@ -1,4 +1,6 @@
-"""A group from the user's own generators. Its elements are words; nothing is known of shortest paths unless it is stated."""
+"""A group from the user's own generators. Its elements are words; nothing is known of shortest paths unless it is
+stated.
+"""
 
 from __future__ import annotations
 
@@ -47,12 +49,17 @@ class MatrixGroup(Group):
         return self.radius
 
     def element_of(self, matrix: Tensor) -> Element:
-        raise GroupError(f"{self} was given by generators only, so an element cannot be read off a matrix; use element(...) and products")
+        raise GroupError(
+            f"{self} was given by generators only, so an element cannot be read off a matrix; use "
+            f"element(...) and products"
+        )
 
     def element(self, *coords: float) -> Element:
         k, m = len(self.lie), len(self.steps)
         if len(coords) != k + m:
-            raise GroupError(f"{self} takes {k} Lie coordinates and {m} step counts, {k + m} numbers in all; got {len(coords)}")
+            raise GroupError(
+                f"{self} takes {k} Lie coordinates and {m} step counts, {k + m} numbers in all; got {len(coords)}"
+            )
         flow: Word = (Flow(tuple(float(t) for t in coords[:k])),) if any(coords[:k]) else ()
         return Element(self, flow + tuple(Step(j, int(count)) for j, count in enumerate(coords[k:]) if count))
 
@@ -81,12 +88,16 @@ def group_from(
     if not matrices:
         raise GroupError("a group needs at least one generator; give lie=[...] or steps=[...]")
     if len({m.shape for m in matrices}) > 1:
-        raise GroupError(f"generators of one group must have one size; got {sorted({tuple(m.shape) for m in matrices})}")
+        raise GroupError(
+            f"generators of one group must have one size; got {sorted({tuple(m.shape) for m in matrices})}"
+        )
     dim = matrices[0].shape[0]
     for index, step in enumerate(matrices[len(lie) :]):
         if torch.linalg.matrix_rank(step) < dim:
             raise GroupError(f"step {index} is singular, so it has no inverse and generates no group")
-    return MatrixGroup(name, Frozen(stack(matrices[: len(lie)], dim)), Frozen(stack(matrices[len(lie) :], dim)), covering_radius)
+    return MatrixGroup(
+        name, Frozen(stack(matrices[: len(lie)], dim)), Frozen(stack(matrices[len(lie) :], dim)), covering_radius
+    )
 
 
 def _checked(name: str, matrix: Tensor) -> Tensor:
@@ -94,7 +105,10 @@ def _checked(name: str, matrix: Tensor) -> Tensor:
     if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:
         raise GroupError(f"generators of {name!r} must be square matrices; got shape {tuple(matrix.shape)}")
     if matrix.is_complex() or matrix.dtype == torch.bool:
-        raise GroupError(f"generators of {name!r} must be real numbers; got {matrix.dtype}: write a complex matrix as [[Re, -Im], [Im, Re]]")
+        raise GroupError(
+            f"generators of {name!r} must be real numbers; got {matrix.dtype}: write a complex matrix as "
+            f"[[Re, -Im], [Im, Re]]"
+        )
     if not torch.isfinite(matrix).all():
         raise GroupError(f"a generator of {name!r} has entries that are not finite numbers")
     return matrix.to(torch.float64)

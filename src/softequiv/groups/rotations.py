@@ -1,4 +1,5 @@
-"""Rotations and reflections of flat space: SO(n), O(n), the finite C(n) and D(n) in the plane, and the single reflection.
+"""Rotations and reflections of flat space: SO(n), O(n), the finite C(n) and D(n) in the plane, and the single
+reflection.
 
 Unit of time: one radian in a coordinate plane for Lie generators, one step for discrete ones. The reflection is
 diag(-1, 1, ..., 1), which flips a picture left to right.
@@ -6,6 +7,7 @@ diag(-1, 1, ..., 1), which flips a picture left to right.
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 
@@ -33,7 +35,9 @@ def mirror(n: int) -> Tensor:
 
 
 def plane_generators(n: int) -> Tensor:
-    """One generator per coordinate plane, turning e_i towards e_j by one radian per unit of time: (n (n-1) / 2, n, n)."""
+    """One generator per coordinate plane, turning e_i towards e_j by one radian per unit of time: (n (n-1) / 2, n,
+    n).
+    """
     planes = [(1, 2), (2, 0), (0, 1)] if n == 3 else [(i, j) for i in range(n) for j in range(i + 1, n)]
     matrices = []
     for i, j in planes:
@@ -52,7 +56,7 @@ def orthogonal_log(matrix: Tensor) -> Tensor:
     cosines, basis = torch.linalg.eigh(symmetric(matrix))
     log = torch.zeros_like(matrix)
     bounds = [0, *(torch.nonzero(cosines.diff() > 1e-7).flatten() + 1).tolist(), len(cosines)]
-    for start, end in zip(bounds[:-1], bounds[1:], strict=True):
+    for start, end in itertools.pairwise(bounds):
         space = basis[:, start:end]
         sines, vectors = torch.linalg.eigh(-1j * (space.T @ skew(matrix) @ space))
         angles = torch.atan2(sines, (vectors.abs() ** 2).T @ cosines[start:end])
@@ -190,7 +194,7 @@ class O(Group):  # noqa: E742  (the group's own name)
 
     def element_of(self, matrix: Tensor) -> Element:
         if torch.linalg.det(matrix) < 0:
-            return Element(self, flow_of(matrix @ mirror(self.n), self.lie) + (Step(0),))
+            return Element(self, (*flow_of(matrix @ mirror(self.n), self.lie), Step(0)))
         return Element(self, flow_of(matrix, self.lie))
 
     def _haar(self, generator: torch.Generator | None) -> Element:
@@ -311,7 +315,7 @@ class D(Group):
 
     def element_of(self, matrix: Tensor) -> Element:
         if torch.linalg.det(matrix) < 0:
-            return Element(self, turn_of(matrix @ mirror(2), self.n) + (Step(1),))
+            return Element(self, (*turn_of(matrix @ mirror(2), self.n), Step(1)))
         return Element(self, turn_of(matrix, self.n))
 
     def _haar(self, generator: torch.Generator | None) -> Element:

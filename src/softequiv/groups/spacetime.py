@@ -79,7 +79,7 @@ class Lorentz(Group):
     def element_of(self, matrix: Tensor) -> Element:
         """Polar decomposition: a boost, then a rotation, then reversals."""
         forward, proper = bool(matrix[0, 0] > 0), bool(torch.linalg.det(matrix) > 0)
-        steps: Word
+        steps: tuple[Step, ...]
         if self.kind == "O":
             parity, reversal = forward != proper, not forward
             steps = ((Step(0),) if parity else ()) + ((Step(1),) if reversal else ())
@@ -94,7 +94,9 @@ class Lorentz(Group):
         flat = torch.linalg.matrix_exp(torch.einsum("k,kab->ab", -boost, self.lie[3:])) @ matrix
         word: Word = (Flow((0.0, 0.0, 0.0, *boost.tolist())),) if energy > 1 and size > 0 else ()
         turn = flow_of(flat[1:, 1:], SO(3).lie)
-        return Element(self, word + tuple(Flow((*move.coords, 0.0, 0.0, 0.0)) for move in turn if isinstance(move, Flow)) + steps)
+        return Element(
+            self, word + tuple(Flow((*move.coords, 0.0, 0.0, 0.0)) for move in turn if isinstance(move, Flow)) + steps
+        )
 
     def _haar(self, generator: torch.Generator | None) -> Element:
         flow: Word = (Flow(tuple(torch.randn(6, dtype=torch.float64, generator=generator).tolist())),)

@@ -1,4 +1,6 @@
-"""How does it act? Representations: scalars, vectors, tensors, sums, duals, regular ones, grids, and a user's matrices."""
+"""How does it act? Representations: scalars, vectors, tensors, sums, duals, regular ones, grids, and a user's
+matrices.
+"""
 
 from softequiv.reps.base import (
     Decomposition,

@@ -1,4 +1,5 @@
-"""How a group acts: a representation is known by the matrices of the generators, and built from others with + * @ and >>.
+"""How a group acts: a representation is known by the matrices of the generators, and built from others with + * @
+and >>.
 
 `X + Y` is the direct sum, `3 * X` three copies, `X @ Y` the tensor product, `X.T` the dual, and `X >> Y` the space of
 linear maps from X to Y, in which a layer's weight lives. All are immutable and compare by value.
@@ -15,7 +16,7 @@ from functools import cached_property, reduce
 import torch
 from torch import Tensor
 
-from softequiv._linalg import block_diag, identity_like, kron, kron_sum, stack
+from softequiv._linalg import block_diag, identity_like, kron, kron_sum
 from softequiv.errors import RepresentationError
 from softequiv.groups import Element, Group, evaluate
 
@@ -144,7 +145,8 @@ def common_group(reps: Sequence[Rep]) -> Group:
     groups = list(dict.fromkeys(rep.group for rep in reps))
     if len(groups) > 1:
         raise RepresentationError(
-            f"representations of different groups cannot be combined: {', '.join(map(str, groups))}; use outer() for a product of groups"
+            f"representations of different groups cannot be combined: {', '.join(map(str, groups))}; use "
+            f"outer() for a product of groups"
         )
     return groups[0]
 
@@ -242,7 +244,7 @@ class Sum(Rep):
         return self.terms[0][0].group
 
     @cached_property
-    def dim(self) -> int:  # type: ignore[override]
+    def dim(self) -> int:
         return sum(rep.dim * copies for rep, copies in self.terms)
 
     @property
@@ -266,13 +268,7 @@ class Sum(Rep):
         return direct_sum([(rep.T, copies) for rep, copies in self.terms])
 
     def _blocks(self, kind: str) -> Tensor:
-        total = stack([], 0)
-        for rep, copies in self.terms:
-            matrices: Tensor = getattr(rep, kind)()
-            total = total if total.shape[0] else matrices.new_zeros(len(matrices), 0, 0)
-            for _ in range(copies):
-                total = block_diag(total, matrices)
-        return total
+        return reduce(block_diag, [getattr(rep, kind)() for rep, copies in self.terms for _ in range(copies)])
 
     def lie(self) -> Tensor:
         return self._blocks("lie")
@@ -375,7 +371,8 @@ def tensor_product(*reps: Rep) -> Rep:
 
 @dataclass(frozen=True)
 class Hom(Rep):
-    """Linear maps from `source` to `target`: rho_W(g) W = rho_Y(g) W rho_X(g)^-1, weights of shape (target.dim, source.dim).
+    """Linear maps from `source` to `target`: rho_W(g) W = rho_Y(g) W rho_X(g)^-1, weights of shape (target.dim,
+    source.dim).
 
     >>> from softequiv import SO, vector
     >>> (vector(SO(3)) >> 2 * vector(SO(3))).shape

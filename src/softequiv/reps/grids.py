@@ -1,4 +1,5 @@
-"""How a group acts on pictures: lines, squares and cubes of pixels, put together with @ into grids of any number of axes.
+"""How a group acts on pictures: lines, squares and cubes of pixels, put together with @ into grids of any number of
+axes.
 
 A picture of shape (H, W) is a vector of `grid(group, H, W)`. Quarter turns, flips and rolls are exact permutations. For
 other angles the action has a name: "exact" (integer frequencies, the default), "su2", "central" (skew generators whose
@@ -21,7 +22,14 @@ from softequiv.errors import RepresentationError, TooLargeError
 from softequiv.groups import SO, C, D, Group, O, Reflection, Scaling, Shifts
 from softequiv.groups.rotations import mirror, rotation
 from softequiv.reps.base import Decomposition, Piece, Rep, scalar, tensor_product
-from softequiv.reps.pixels import Harmonics, bilinear_rotation, central_generator, harmonics, quarter_turn, su2_generator
+from softequiv.reps.pixels import (
+    Harmonics,
+    bilinear_rotation,
+    central_generator,
+    harmonics,
+    quarter_turn,
+    su2_generator,
+)
 
 Action = Literal["exact", "su2", "central", "bilinear"]
 
@@ -39,8 +47,10 @@ def _harmonics(n: int) -> Harmonics:
 class Square(Rep):
     """n x n pixels under plane rotations and, for O(2) and D(n), the left-right flip.
 
-    Some sizes admit no exact action, and then a few of the roughest pictures cannot take part: one picture under SO(2) for
-    n = 2 mod 4, where a quarter turn has determinant -1; n/2 under O(2) for even n, where the flip and the transposition
+    Some sizes admit no exact action, and then a few of the roughest pictures cannot take part: one picture under
+    SO(2) for
+    n = 2 mod 4, where a quarter turn has determinant -1; n/2 under O(2) for even n, where the flip and the
+    transposition
     differ in trace though all reflections of O(2) are conjugate. Quarter turns change the sign of these pictures; a
     rotation leaves them still, and they count as moving at rate 2, so that level 0 never contains them.
     """
@@ -85,7 +95,9 @@ class Square(Rep):
 
     @cached_property
     def _columns(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """(still pictures, their parity, which of them are unsettled, turning pairs (2, n^2, n1), frequencies (n1,))."""
+        """(still pictures, their parity, which of them are unsettled, turning pairs (2, n^2, n1), frequencies
+        (n1,)).
+        """
         table = _harmonics(self.n)
         still, parity = table.zero, table.zero_parity
         unsettled = torch.zeros(len(parity), dtype=torch.bool)
@@ -119,7 +131,11 @@ class Square(Rep):
 
     @property
     def _unsettled_sign(self) -> float:
-        """A step of C(n), D(n) changes the sign of unsettled pictures where some power of it is a quarter turn."""
+        """What a step of C(n), D(n) does to unsettled pictures: it changes their sign where n is a multiple of 4.
+
+        That is what the quarter turn asks for when n / 4 is odd; when it is even no real number will do, and the sign
+        keeps them out of level 0.
+        """
         return -1.0 if isinstance(self.group, (C, D)) and self.group.n % 4 == 0 else 1.0
 
     def _generator(self) -> Tensor:
@@ -205,7 +221,9 @@ class Line(Rep):
     def steps(self) -> Tensor:
         eye = torch.eye(self.n, dtype=torch.float64)
         if isinstance(self.group, Shifts):
-            return stack([eye.roll(1, 0) if axis == self.axis else eye for axis in range(len(self.group.sizes))], self.n)
+            return stack(
+                [eye.roll(1, 0) if axis == self.axis else eye for axis in range(len(self.group.sizes))], self.n
+            )
         if isinstance(self.group, Reflection):
             return stack([eye.flip(0) if self.last else eye], self.n)
         return stack([], self.n)
@@ -214,12 +232,16 @@ class Line(Rep):
         """Shifts: the real Fourier basis, place i and frequency k giving cos and sin(2 pi k i / n)."""
         if not isinstance(self.group, Shifts):
             return None
-        phase = 2 * math.pi * torch.outer(torch.arange(self.n), torch.arange(self.n // 2 + 1)).to(torch.float64) / self.n
+        phase = (
+            2 * math.pi * torch.outer(torch.arange(self.n), torch.arange(self.n // 2 + 1)).to(torch.float64) / self.n
+        )
         alone = [0] + [self.n // 2] * (self.n % 2 == 0)
         paired = [k for k in range(self.n // 2 + 1) if k not in alone]
         columns = [phase[:, alone].cos().round() / math.sqrt(self.n)]
         columns += [f(phase[:, paired]) * math.sqrt(2 / self.n) for f in (torch.cos, torch.sin)]
-        pieces = [Piece(self._shift_rates(math.pi * k * 2 / self.n, 1), torch.tensor([[i]])) for i, k in enumerate(alone)]
+        pieces = [
+            Piece(self._shift_rates(math.pi * k * 2 / self.n, 1), torch.tensor([[i]])) for i, k in enumerate(alone)
+        ]
         for i, k in enumerate(paired, start=len(alone)):
             pieces.append(Piece(self._shift_rates(2 * math.pi * k / self.n, 2), torch.tensor([[i, i + len(paired)]])))
         return Decomposition(torch.cat(columns, 1), tuple(pieces))
@@ -231,17 +253,17 @@ class Line(Rep):
 
 
 def dilation_generator(n: int) -> Tensor:
-    """-(x D + D x) / 2 with the derivative D tapered to the edges as in the su2 rotation: (n, n), skew."""
+    """-(x D + D x) / 2 with central differences D and the middle at x = 0: (n, n), skew."""
     x = torch.arange(n, dtype=torch.float64) - (n - 1) / 2
-    j = (n - 1) / 2
-    neighbour = 0.5 * torch.sqrt((1 - x[:-1] * (x[:-1] + 1) / max(j * (j + 1), 1)).clamp(min=0))
-    derivative = neighbour.diag(1) - neighbour.diag(-1) if n > 1 else torch.zeros(1, 1, dtype=torch.float64)
+    half = torch.full((n - 1,), 0.5, dtype=torch.float64)
+    derivative = half.diag(1) - half.diag(-1) if n > 1 else torch.zeros(1, 1, dtype=torch.float64)
     return -(x[:, None] * derivative + derivative * x) / 2
 
 
 @dataclass(frozen=True)
 class Cube(Rep):
-    """n x n x n voxels (depth, height, width) under SO(3) or O(3): each coordinate plane turns exactly, their brackets only nearly.
+    """n x n x n voxels (depth, height, width) under SO(3) or O(3): each coordinate plane turns exactly, their
+    brackets only nearly.
 
     So the certificate along any one-parameter path holds, while rho(g) rho(h) and rho(gh) differ; `exact` says so.
     """
@@ -279,7 +301,9 @@ class Cube(Rep):
         return Square(O(2) if isinstance(self.group, O) else SO(2), self.n, self.action)
 
     def _embedded(self, plane: Tensor) -> Tensor:
-        """The plane's generator in the planes that turn about x, y and z: (depth, height), (depth, width), (height, width)."""
+        """The plane's generator in the planes that turn about x, y and z: (depth, height), (depth, width), (height,
+        width).
+        """
         n = self.n
         square, eye = plane.reshape(n, n, n, n), torch.eye(n, dtype=torch.float64)
         forms = ("abde,cf->abcdef", "acdf,be->abcdef", "bcef,ad->abcdef")
@@ -309,7 +333,8 @@ def grid(group: Group, *sizes: int, action: Action = "exact") -> Rep:
     if isinstance(group, (C, D)) or group in (SO(2), O(2)):
         if len(sizes) < 2 or sizes[-1] != sizes[-2]:
             raise RepresentationError(
-                f"{group} turns squares, and {sizes} is not one: pad or crop the last two axes to one size, or use Reflection or Shifts"
+                f"{group} turns squares, and {sizes} is not one: pad or crop the last two axes to one size, "
+                f"or use Reflection or Shifts"
             )
         if sizes[-1] > LARGEST_SQUARE:
             raise TooLargeError(
@@ -319,9 +344,13 @@ def grid(group: Group, *sizes: int, action: Action = "exact") -> Rep:
         return tensor_product(*(size * scalar(group) for size in sizes[:-2]), Square(group, sizes[-1], action))
     if group in (SO(3), O(3)):
         if len(sizes) != 3 or len(set(sizes)) > 1:
-            raise RepresentationError(f"{group} turns cubes of voxels, and {sizes} is not one: pad or crop to three equal sizes")
+            raise RepresentationError(
+                f"{group} turns cubes of voxels, and {sizes} is not one: pad or crop to three equal sizes"
+            )
         if sizes[0] ** 3 > LARGEST_SQUARE**2:
-            raise TooLargeError(f"a rotation of {sizes[0]} cubed voxels is too large; at most {int(LARGEST_SQUARE ** (2 / 3))} cubed")
+            raise TooLargeError(
+                f"a rotation of {sizes[0]} cubed voxels is too large; at most {int(LARGEST_SQUARE ** (2 / 3))} cubed"
+            )
         return Cube(group, sizes[0], action)
     if isinstance(group, Shifts) and group.sizes != sizes:
         raise RepresentationError(f"{group} shifts grids of its own size; got {sizes}: use Shifts{sizes}")
@@ -329,5 +358,6 @@ def grid(group: Group, *sizes: int, action: Action = "exact") -> Rep:
         last = len(sizes) - 1
         return tensor_product(*(Line(group, size, axis, axis == last) for axis, size in enumerate(sizes)))
     raise RepresentationError(
-        f"{group} does not act on a grid of {len(sizes)} axes; SO(2), O(2), C(n), D(n), SO(3), O(3), Reflection, Shifts and Scaling do"
+        f"{group} does not act on a grid of {len(sizes)} axes; SO(2), O(2), C(n), D(n), SO(3), O(3), "
+        f"Reflection, Shifts and Scaling do"
     )

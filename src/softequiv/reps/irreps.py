@@ -73,7 +73,7 @@ def real_harmonics(l: int) -> Tensor:
         plus, minus = l - m, l + m  # columns of +m and -m
         sign = (-1) ** m
         unitary[l + m, plus], unitary[l + m, minus] = sign / math.sqrt(2), 1 / math.sqrt(2)
-        unitary[l - m, plus], unitary[l - m, minus] = -1j * sign / math.sqrt(2), 1j / math.sqrt(2)
+        unitary.imag[l - m, plus], unitary.imag[l - m, minus] = -sign / math.sqrt(2), 1 / math.sqrt(2)
     return unitary
 
 

@@ -1,7 +1,7 @@
 """How does an n x n square of pixels turn?
 
 Rotations of a picture as matrices on its pixels: skew generators, the paper's bilinear resampling, and an orthonormal
-basis of discrete circular harmonics on which whole turns, quarter turns and reflections are exact.
+basis of discrete circular harmonics on which whole turns and quarter turns are exact.
 
 Pictures are flattened row by row. A positive angle turns counter-clockwise as seen, so a quarter turn P is
 ``torch.rot90(x, 1, (-2, -1))``; the flip F is ``x.flip(-1)``.
@@ -15,13 +15,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-# Frequencies below this are zeros of the generator: far above rounding, far below the smallest that is not zero.
+# Frequencies below this are zeros of the generator: far above rounding, far below the smallest that is not zero (0.8).
 NULL_TOLERANCE = 1e-9
 
-# The constant in the covariance of pictures. Plain grey varies without bound in a 1/f^2 spectrum; any large value will do.
-GREY_VARIANCE = 1e3
+# The constant in the covariance of pictures. Plain grey varies without bound under a 1/f^2 law: any large value does.
+# Well above log(2 n^2) it keeps C positive.
+GREY_VARIANCE = 1e2
 
-# A generator A as the map (left, right) -> left^T A right for sparse bases of two sectors: all that is ever needed of it.
+# A generator A as the map (left, right) -> left^T A right for sparse bases of two sectors: all that is needed of it.
 _Block = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -60,14 +61,14 @@ def central_generator(n: int) -> Tensor:
     >>> torch.equal(a, -a.T)
     True
     """
-    return _angular(torch.full((max(n - 1, 0),), 0.5, dtype=torch.float64))
+    return _angular(torch.full((n - 1,), 0.5, dtype=torch.float64))
 
 
 def su2_generator(n: int) -> Tensor:
     """A = c (p (x) q - q (x) p) with p = -i J_y, q = J_z of spin j = (n - 1) / 2: (n^2, n^2), skew.
 
     p / sqrt(j (j + 1)) differentiates at the centre and sqrt(1 - x^2 / j^2) times slower at x. Hence
-    c = (3 pi / 8) / sqrt(j (j + 1)), for which A turns by one radian per unit of time, in least squares over the square.
+    c = (3 pi / 8) / sqrt(j (j + 1)): one radian per unit of time in least squares over the square.
 
     >>> a, turn = su2_generator(5), quarter_turn(5)
     >>> torch.allclose(a, a[turn][:, turn])
@@ -108,9 +109,9 @@ def quarter_turn(n: int) -> Tensor:
 def picture_generator(n: int) -> Tensor:
     """The skew A that best foretells how pictures start to turn: (n^2, n^2).
 
-    Photographs have a power spectrum near 1/f^2 at every scale, hence pixels at distance d (in pixels) have the covariance
-    C = constant - log(1 + d^2). With K the covariance of a picture's rate of change with the picture itself, the skew A
-    that minimises E |A x - dx/dt|^2 solves the Lyapunov equation A C + C A = 2 K.
+    Photographs have a power spectrum near 1/f^2, so two pixels at distance d (in pixels) have the covariance
+    C = constant - log(1 + d^2). With K = E[dx/dt x^T] the covariance of a turning picture's rate of change with the
+    picture, the skew A that minimises E |A x - dx/dt|^2 solves the Lyapunov equation A C + C A = 2 K.
 
     >>> a, turn = picture_generator(5), quarter_turn(5)
     >>> torch.allclose(a, a[turn][:, turn])
@@ -124,11 +125,11 @@ def picture_generator(n: int) -> Tensor:
 def harmonics(n: int) -> Harmonics:
     """Discrete circular harmonics of the n x n square, made from :func:`picture_generator`.
 
-    That generator commutes with P and anti-commutes with F. Where P acts as i^k, each frequency is replaced by the nearest
-    integer m = k mod 4, so that exp(2 pi A') = I and exp(pi/2 A') = P (but for the leftover).
+    That generator commutes with P and anti-commutes with F. Where P acts as i^k, each frequency is replaced by the
+    nearest integer m = k mod 4, so that exp(2 pi A') = I and exp(pi/2 A') = P (but for the leftover).
 
     >>> harmonics(3).frequency
-    tensor([1., 1., 2.], dtype=torch.float64)
+    tensor([1., 2., 3.], dtype=torch.float64)
     """
     covariances = _covariances(n)
     return _rounded(n, lambda left, right: _foretell(covariances, left, right))
@@ -152,7 +153,7 @@ def _coordinates(n: int) -> Tensor:
 
 def _angular(neighbour: Tensor) -> Tensor:
     """D (x) X - X (x) D for the skew D that has ``neighbour`` (n - 1,) above its diagonal."""
-    derivative = neighbour.diag(1) - neighbour.diag(-1) if len(neighbour) else neighbour.new_zeros(1, 1)
+    derivative = neighbour.diag(1) - neighbour.diag(-1)
     position = _coordinates(len(derivative)).diag()
     return torch.kron(derivative, position) - torch.kron(position, derivative)
 
@@ -172,7 +173,8 @@ def _foretell(covariances: tuple[Tensor, Tensor], left: Tensor, right: Tensor) -
     left_variance, u = torch.linalg.eigh(_between(left, covariance, left))
     right_variance, v = torch.linalg.eigh(_between(right, covariance, right))
     foreseen = u.T @ _between(left, change, right) @ v
-    return u @ (2 * foreseen / (left_variance[:, None] + right_variance)) @ v.T
+    block: Tensor = u @ (2 * foreseen / (left_variance[:, None] + right_variance)) @ v.T
+    return block
 
 
 def _between(left: Tensor, matrix: Tensor, right: Tensor) -> Tensor:
@@ -181,7 +183,7 @@ def _between(left: Tensor, matrix: Tensor, right: Tensor) -> Tensor:
 
 
 class _Pairs(NamedTuple):
-    """Turning pairs of pictures, with their frequencies before (omega) and after rounding; pairs run along the last axis."""
+    """Turning pairs of pictures along the last axis, with their frequencies before (omega) and after rounding."""
 
     omega: Tensor
     frequency: Tensor
@@ -255,8 +257,8 @@ def _real_pairs(block: _Block, even: Tensor, odd: Tensor, residue: int) -> tuple
 def _quarter_pairs(block: _Block, n: int) -> _Pairs:
     """Pairs where P^2 = -1.
 
-    P carries F-even to F-odd pictures, and P^-1 A is symmetric on the F-even ones: A v = omega P v. A negative m = 1 mod 4
-    is the frequency -m with the sine turned round.
+    P carries F-even to F-odd pictures, and P^-1 A is symmetric on the F-even ones: A v = omega P v. A negative
+    m = 1 mod 4 is the frequency -m with the sine turned round.
     """
     even, turn = _sector(n, 0, 1), quarter_turn(n)
     symmetric = block(even.index_select(0, turn), even)
@@ -295,8 +297,8 @@ def _sector(n: int, quarter: int, flip: int) -> Tensor:
     orbit, fixed = orbit[:, fixed > 0], fixed[fixed > 0]
     weight = characters[:, None] / torch.sqrt(len(characters) * fixed)
     column = torch.arange(orbit.shape[1]).expand_as(orbit)
-    entries = torch.stack([orbit.flatten(), column.flatten()])
-    return torch.sparse_coo_tensor(entries, weight.flatten(), (n * n, orbit.shape[1]), check_invariants=False).coalesce()
+    entries, shape = torch.stack([orbit.flatten(), column.flatten()]), (n * n, orbit.shape[1])
+    return torch.sparse_coo_tensor(entries, weight.flatten(), shape, check_invariants=False).coalesce()
 
 
 def _symmetries(n: int, quarter: int, flip: int) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,6 @@
-"""Representations every matrix group has: its vectors and their tensor powers; regular ones; a user's matrices; products of groups."""
+"""Representations every matrix group has: its vectors and their tensor powers; regular ones; a user's matrices;
+products of groups.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from torch import Tensor
 
 from softequiv._linalg import IDENTITY_TOLERANCE, Frozen, expm, is_orthogonal, is_skew, stack
 from softequiv.errors import NotARepresentationError, RepresentationError
-from softequiv.groups import DirectProduct, Group, evaluate, matrix_key
+from softequiv.groups import DirectProduct, Group, Step, evaluate, matrix_key
 from softequiv.reps.base import Rep, Trivial, tensor_product
 
 
@@ -41,7 +43,7 @@ class Vector(Rep):
         return self.group.steps
 
     @cached_property
-    def normal(self) -> bool:  # type: ignore[override]
+    def normal(self) -> bool:
         return are_normal(torch.cat([self.lie(), self.steps()]))
 
 
@@ -135,11 +137,11 @@ class Matrices(Rep):
         return self.label
 
     @cached_property
-    def orthogonal(self) -> bool:  # type: ignore[override]
+    def orthogonal(self) -> bool:
         return is_skew(self.lie()) and is_orthogonal(self.steps())
 
     @cached_property
-    def normal(self) -> bool:  # type: ignore[override]
+    def normal(self) -> bool:
         return are_normal(torch.cat([self.lie(), self.steps()]))
 
     def lie(self) -> Tensor:
@@ -152,7 +154,8 @@ class Matrices(Rep):
 def representation(
     group: Group, lie: Sequence[Tensor] | Tensor = (), steps: Sequence[Tensor] | Tensor = (), *, name: str = "custom"
 ) -> Rep:
-    """A representation from the user's matrices, one per generator of the group, checked against its brackets and relations.
+    """A representation from the user's matrices, one per generator of the group, checked against its brackets and
+    relations.
 
     >>> from softequiv import SO
     >>> turn = torch.tensor([[0.0, -2.0], [2.0, 0.0]])
@@ -161,16 +164,23 @@ def representation(
     """
     if (len(lie), len(steps)) != (len(group.lie), len(group.steps)):
         raise RepresentationError(
-            f"{group} has {len(group.lie)} Lie generators and {len(group.steps)} steps; got matrices for {len(lie)} and {len(steps)}"
+            f"{group} has {len(group.lie)} Lie generators and {len(group.steps)} steps; got matrices for "
+            f"{len(lie)} and {len(steps)}"
         )
     matrices = [torch.as_tensor(matrix) for matrix in (*lie, *steps)]
     if not matrices:
-        raise RepresentationError(f"{group} has no generators, so matrices cannot tell a representation; use scalar(group)")
+        raise RepresentationError(
+            f"{group} has no generators, so matrices cannot tell a representation; use scalar(group)"
+        )
     for matrix in matrices:
         if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or matrix.shape != matrices[0].shape:
-            raise RepresentationError(f"all matrices must be square and of one size; got {[tuple(m.shape) for m in matrices]}")
+            raise RepresentationError(
+                f"all matrices must be square and of one size; got {[tuple(m.shape) for m in matrices]}"
+            )
         if matrix.is_complex() or matrix.dtype == torch.bool:
-            raise RepresentationError(f"matrices must be real; got {matrix.dtype}: write a complex one as [[Re, -Im], [Im, Re]]")
+            raise RepresentationError(
+                f"matrices must be real; got {matrix.dtype}: write a complex one as [[Re, -Im], [Im, Re]]"
+            )
         if not torch.isfinite(matrix).all():
             raise RepresentationError("a matrix of the representation has entries that are not finite numbers")
     dim = matrices[0].shape[0]
@@ -183,13 +193,14 @@ def representation(
 def check_representation(rep: Rep) -> None:
     """Raise `NotARepresentationError` naming the first bracket or relation of the group that the generators break."""
     group, lie, steps = rep.group, rep.lie(), rep.steps()
-    scale = max(1.0, float(torch.cat([lie, steps]).abs().max()))
+    scale = max([1.0, *torch.cat([lie, steps]).abs().flatten(1).amax(1).tolist()])
 
     def hold(left: Tensor, right: Tensor, what: str) -> None:
         residual = float((left - right).abs().max())
         if residual > 1e-6 * scale**2:
             raise NotARepresentationError(
-                f"these matrices do not represent {group}: {what} fails by {residual:.2g}; check the matrices or name another group"
+                f"these matrices do not represent {group}: {what} fails by {residual:.2g}; check the matrices "
+                f"or name another group"
             )
 
     for i, j in itertools.combinations(range(len(lie)), 2):
@@ -198,13 +209,15 @@ def check_representation(rep: Rep) -> None:
     for j, step in enumerate(group.steps):
         for i, generator in enumerate(group.lie):
             coords = coordinates(group, step @ generator @ torch.linalg.inv(step))
-            hold(steps[j] @ lie[i], torch.einsum("k,kab->ab", coords, lie) @ steps[j], f"the conjugation of A{i} by s{j}")
+            hold(
+                steps[j] @ lie[i], torch.einsum("k,kab->ab", coords, lie) @ steps[j], f"the conjugation of A{i} by s{j}"
+            )
     eye = torch.eye(rep.dim, dtype=torch.float64)
     for i, period in enumerate(group.periods):
         if period is not None:
             hold(expm(period * lie[i]), eye, f"exp({period:.4g} A{i}) = 1")
     for word in group.relations:
-        text = " ".join(f"s{move.index}^{move.count}" for move in word if hasattr(move, "count"))
+        text = " ".join(f"s{move.index}^{move.count}" for move in word if isinstance(move, Step))
         hold(evaluate(word, lie, steps), eye, f"the relation {text} = 1")
 
 
@@ -268,7 +281,11 @@ def lift(rep: Rep, group: Group, factor: int) -> Rep:
     >>> points.dim
     12
     """
-    if not isinstance(group, DirectProduct) or not 0 <= factor < len(group.factors) or group.factors[factor] != rep.group:
+    if (
+        not isinstance(group, DirectProduct)
+        or not 0 <= factor < len(group.factors)
+        or group.factors[factor] != rep.group
+    ):
         raise RepresentationError(f"{rep} represents {rep.group}, which is not factor {factor} of {group}")
     return Lift(rep, group, factor)
 
@@ -282,5 +299,7 @@ def outer(a: Rep, b: Rep) -> Rep:
     """
     group = a.group * b.group
     if isinstance(a.group, DirectProduct) or isinstance(b.group, DirectProduct):
-        raise RepresentationError(f"outer() takes representations of simple factors; lift those of {a.group} and {b.group} into {group}")
+        raise RepresentationError(
+            f"outer() takes representations of simple factors; lift those of {a.group} and {b.group} into {group}"
+        )
     return lift(a, group, 0) @ lift(b, group, 1)

@@ -1,4 +1,5 @@
-"""Which directions does a group move, and how fast? A spectrum is an orthogonal change of basis and a level for every coordinate.
+"""Which directions does a group move, and how fast? A spectrum is an orthogonal change of basis and a level for
+every coordinate.
 
 The levels sigma are the singular values of the stacked generators L_i W = W D_X - D_Y W; level 0 holds the weights that
 the group does not move, that is, the exactly equivariant ones.
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from softequiv._linalg import cluster, symmetric
 from softequiv.errors import GroupError, WeightError
-from softequiv.reps import Rep
+from softequiv.reps import Dual, Hom, Rep
 from softequiv.spectrum.transforms import Dense, Transform, moved
 
 
@@ -51,7 +52,9 @@ class Spectrum:
         return int(self.counts[0]) if len(self.levels) and self.levels[0] == 0 else 0
 
     def analyse(self, weight: Tensor) -> Tensor:
-        """Coordinates of a weight (..., *rep.shape) in the spectral basis, (..., D), in float64 unless the weight is float32."""
+        """Coordinates of a weight (..., *rep.shape) in the spectral basis, (..., D), in float64 unless the weight is
+        float32.
+        """
         x = self._flat(weight)
         for transform in self._moved(x):
             x = transform.forward(x)
@@ -65,9 +68,9 @@ class Spectrum:
 
     def energies(self, weight: Tensor) -> Tensor:
         """||w_sigma||^2 at each level, summed over leading axes, (levels,) float64; differentiable."""
-        squares = self.analyse(weight).square().flatten(0, -2).sum(0) if weight.ndim > len(self.rep.shape) else self.analyse(weight).square()
+        squares = self.analyse(weight).double().square().reshape(-1, self.rep.dim).sum(0)
         total = torch.zeros(len(self.levels), dtype=torch.float64, device=weight.device)
-        return total.index_add(0, self.level_of.to(weight.device), squares.double())
+        return total.index_add(0, self.level_of.to(weight.device), squares)
 
     def scale(self, weight: Tensor, gamma: Tensor) -> Tensor:
         """sum_sigma gamma(sigma) w_sigma for a gain (levels,), differentiable in weight and gain."""
@@ -91,42 +94,33 @@ class Spectrum:
     def chord(self, within: float) -> Tensor:
         """c(sigma), (levels,): no element of path length up to `within` changes a unit weight of that level by more.
 
-        One-parameter motion: 2 sin(min(sigma t, pi) / 2), attained while sigma t <= pi. One step s repeated n times: the
+        One-parameter motion: 2 sin(min(sigma t, pi) / 2), attained while sigma t <= pi. One step s repeated n times:
+        the
         same with the angle 2 asin(sigma / 2) of s. Otherwise sigma t, at most 2 where levels are invariant subspaces.
         Representations that are not orthogonal multiply it by `kappa`.
         """
         group, reach = self.rep.group, self.rep.group.reach(within)
-        kappa = self.kappa(reach)
-        if not (group.central and self.rep.orthogonal and self.rep.exact):
-            one_path = len(group.lie) == 1 and len(group.steps) == 0 and self.rep.orthogonal
-            if not one_path:
-                return kappa * self.levels * reach
-        if len(group.steps) == 0:
+        flows, steps = len(group.lie), len(group.steps)
+        if self.rep.orthogonal and (flows, steps) == (0, 1):
+            angle = 2 * torch.asin((self.levels / 2).clamp(max=1)) * math.floor(reach + 1e-9)
+            return 2 * torch.sin(angle.clamp(max=math.pi) / 2)
+        if self.rep.orthogonal and steps == 0 and (flows == 1 or (group.central and self.rep.exact)):
             return 2 * torch.sin((self.levels * reach).clamp(max=math.pi) / 2)
-        if len(group.steps) == 1 and len(group.lie) == 0:
-            angle = 2 * torch.asin((self.levels / 2).clamp(max=1))
-            return 2 * torch.sin((angle * math.floor(reach + 1e-9)).clamp(max=math.pi) / 2)
-        return (self.levels * reach).clamp(max=2)
+        if self.rep.orthogonal and group.central and self.rep.exact:
+            return (self.levels * reach).clamp(max=2)
+        return self.kappa(reach) * self.levels * reach
 
     def kappa(self, reach: float) -> float:
-        """Bound on ||rho_Y|| ||rho_X^-1|| along paths of that length: 1 where orthogonal.
-
-        ||exp(t A)|| <= exp(t mu) with mu the largest eigenvalue of the symmetric part of A, over unit directions; a step counts
-        with its own norm and that of its inverse.
-        """
+        """Bound on ||rho_Y(h)|| ||rho_X(k)|| for h k along a path of that length; 1 where orthogonal."""
         if self.rep.orthogonal:
             return 1.0
-        growth = 0.0
-        for space in self.rep.axes:
-            parts = symmetric(space.lie())
-            growth += math.sqrt(float(torch.linalg.eigvalsh(torch.einsum("kab,kbc->ac", parts, parts))[-1])) if len(parts) else 0.0
-            for step in space.steps():
-                norms = torch.linalg.svdvals(step)
-                growth += math.log(max(float(norms[0]), 1 / max(float(norms[-1]), 1e-300)))
-        return math.exp(growth * reach)
+        if isinstance(self.rep, Hom):  # one part of the path on each side: the faster one bounds both
+            return math.exp(reach * max(growth(self.rep.target), growth(self.rep.source)))
+        return math.exp(reach * sum(growth(space) for space in self.rep.axes))
 
     def error(self, weight: Tensor, within: float) -> float:
-        """Certified relative change: sup over path lengths up to `within` of ||W rho_X(g) - rho_Y(g) W||_F / ||W||_F is at most this.
+        """Certified relative change: sup over path lengths up to `within` of ||W rho_X(g) - rho_Y(g) W||_F / ||W||_F
+        is at most this.
 
             error^2 = sum_sigma ||w_sigma||^2 c(sigma)^2 / ||W||^2
 
@@ -146,7 +140,9 @@ class Spectrum:
     def haar_error(self, weight: Tensor) -> float:
         """sqrt(2) ||W - P_0 W|| / ||W||: the root mean square change over a compact group, exactly."""
         if not (self.rep.group.compact and self.rep.orthogonal):
-            raise GroupError(f"{self.rep.group} has no Haar average on {self.rep}: it needs a compact group acting orthogonally")
+            raise GroupError(
+                f"{self.rep.group} has no Haar average on {self.rep}: it needs a compact group acting orthogonally"
+            )
         return math.sqrt(2) * self._moving_share(weight)
 
     def _moving_share(self, weight: Tensor) -> float:
@@ -164,13 +160,25 @@ class Spectrum:
         return flattened(weight, self.rep)
 
 
+def growth(rep: Rep) -> float:
+    """log ||rho(g)|| <= growth * length(g), as ||exp(A)|| <= exp(mu) for the symmetric part's norm mu."""
+    rep = rep.base if isinstance(rep, Dual) else rep
+    parts = symmetric(rep.lie())
+    rate = math.sqrt(float(torch.linalg.eigvalsh((parts @ parts).sum(0))[-1])) if len(parts) else 0.0
+    for norms in torch.linalg.svdvals(rep.steps()):
+        rate += math.log(max(float(norms[0]), 1 / max(float(norms[-1]), 1e-300)))
+    return rate
+
+
 def flattened(weight: Tensor, rep: Rep) -> Tensor:
     """A weight (..., *rep.shape) as (..., D) in float32 or float64, checked."""
     n = len(rep.shape)
     if weight.ndim < n or tuple(weight.shape[-n:]) != rep.shape:
         raise WeightError(f"a weight of {rep} has trailing axes {rep.shape}; got shape {tuple(weight.shape)}")
     if not weight.is_floating_point():
-        raise WeightError(f"only floating-point weights can be filtered; got {weight.dtype}: dequantise or cast it first")
+        raise WeightError(
+            f"only floating-point weights can be filtered; got {weight.dtype}: dequantise or cast it first"
+        )
     return weight.flatten(weight.ndim - n).to(weight.dtype if weight.dtype == torch.float64 else torch.float32)
 
 

@@ -1,4 +1,5 @@
-"""How one space falls apart into small pieces that the group does not mix: closed form, joint eigenbasis, or a random commuting matrix.
+"""How one space falls apart into small pieces that the group does not mix: closed form, joint eigenbasis, or a
+random commuting matrix.
 
 The pieces of a direct sum are those of its terms, so multiplicities cost nothing.
 """
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 
 from softequiv._cache import cached
-from softequiv._linalg import LEVEL_TOLERANCE, canonical_signs, cluster, skew, symmetric
+from softequiv._linalg import LEVEL_TOLERANCE, canonical_signs, skew, symmetric
 from softequiv.reps import Decomposition, Piece, Rep, Sum, Trivial
 from softequiv.spectrum.transforms import AxisBlock
 
@@ -68,7 +69,11 @@ def joint_eigenbasis(rates: Tensor) -> Decomposition:
     """
     if len(rates) == 0:
         rates = torch.zeros(1, *rates.shape[1:], dtype=torch.float64)
-    weights = torch.linspace(1.0, 2.0, len(rates), dtype=torch.float64) if len(rates) > 1 else torch.ones(1, dtype=torch.float64)
+    weights = (
+        torch.linspace(1.0, 2.0, len(rates), dtype=torch.float64)
+        if len(rates) > 1
+        else torch.ones(1, dtype=torch.float64)
+    )
     turning = torch.einsum("k,kab->ab", weights, skew(rates))
     speed, vectors = torch.linalg.eigh(-1j * turning)
     scale = max(1.0, float(speed.abs().max()))
@@ -126,7 +131,9 @@ def irreducible_pieces(rates: Tensor) -> Decomposition:
     """
     dim = rates.shape[-1]
     generator = torch.Generator().manual_seed(SEED)
-    first, second = (commuting_matrix(rates, torch.randn(dim, dim, dtype=torch.float64, generator=generator)) for _ in range(2))
+    first, second = (
+        commuting_matrix(rates, torch.randn(dim, dim, dtype=torch.float64, generator=generator)) for _ in range(2)
+    )
     values, vectors = torch.linalg.eigh(symmetric(first))
     bounds = [0, *(torch.nonzero(values.diff() > 1e-8 * values.abs().max()).flatten() + 1).tolist(), dim]
     spaces = [vectors[:, a:b] for a, b in itertools.pairwise(bounds)]
@@ -143,9 +150,7 @@ def irreducible_pieces(rates: Tensor) -> Decomposition:
     pieces, offset = [], 0
     for members in classes:
         p = members[0].shape[1]
-        pieces.append(
-            Piece(members[0].T @ rates @ members[0], offset + torch.arange(len(members) * p).reshape(-1, p))
-        )
+        pieces.append(Piece(members[0].T @ rates @ members[0], offset + torch.arange(len(members) * p).reshape(-1, p)))
         offset += len(members) * p
     basis = torch.cat([space for members in classes for space in members], 1)
     rebuilt = torch.zeros_like(rates)
@@ -159,7 +164,8 @@ def irreducible_pieces(rates: Tensor) -> Decomposition:
 
 
 def commuting_matrix(rates: Tensor, start: Tensor) -> Tensor:
-    """The orthogonal projection of a matrix onto those that commute with all `rates`, by conjugate gradients on the Laplacian.
+    """The orthogonal projection of a matrix onto those that commute with all `rates`, by conjugate gradients on the
+    Laplacian.
 
     The Laplacian X -> sum_i L_i^T L_i X, L_i X = X D_i - D_i X, has few distinct eigenvalues, so few steps are needed.
     """

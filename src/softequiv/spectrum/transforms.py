@@ -1,4 +1,4 @@
-"""Orthogonal changes of basis that never build the matrix they stand for: along one axis, in pairs, in blocks, or dense.
+"""Orthogonal changes of basis that never build the matrix they stand for: along an axis, in pairs, in blocks, or dense.
 
 Each acts on the last axis of a flattened weight (..., D): `forward` gives coordinates, `inverse` goes back.
 """
@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, fields, replace
-from typing import Any, TypeVar
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
-
-Moved = TypeVar("Moved", bound="Transform")
 
 
 class Transform(ABC):
@@ -34,7 +32,7 @@ def moved(value: Any, dtype: torch.dtype, device: torch.device) -> Any:
         return value.to(device, dtype if value.is_floating_point() else value.dtype)
     if isinstance(value, tuple):
         return tuple(moved(item, dtype, device) for item in value)
-    if isinstance(value, (Transform, AxisBlock, Block)):
+    if is_dataclass(value) and not isinstance(value, type):
         return replace(value, **{f.name: moved(getattr(value, f.name), dtype, device) for f in fields(value)})
     return value
 

@@ -1,0 +1,83 @@
+"""How much of each level stays? A gain gamma(sigma) turns a spectrum into a filter of weights, W = sum_sigma
+gamma(sigma) Theta_sigma.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from softequiv._linalg import LEVEL_TOLERANCE
+from softequiv.errors import GainError
+from softequiv.reps import Rep
+from softequiv.spectrum import Spectrum, spectrum
+
+WeightFilter = Callable[[Tensor], Tensor]
+
+
+class Gain(ABC):
+    """A rule that says how much of each level stays; subclasses are frozen dataclasses."""
+
+    @abstractmethod
+    def on(self, rep: Rep) -> WeightFilter:
+        """The filter for weights (..., *rep.shape)."""
+
+    def __call__(self, weight: Tensor, rep: Rep) -> Tensor:
+        """Filter one weight."""
+        return self.on(rep)(weight)
+
+
+class LevelGain(Gain):
+    """A gain that depends on the levels alone, so that its filter is a fixed linear operator."""
+
+    @abstractmethod
+    def gamma(self, of: Spectrum) -> Tensor:
+        """The gain of each level, (levels,) float64."""
+
+    def on(self, rep: Rep) -> WeightFilter:
+        levels = spectrum(rep)
+        return levels.filter(self.gamma(levels))
+
+    def kept(self, of: Spectrum) -> Kept:
+        """Which cut-off this is on a spectrum, and how many of how many directions it keeps."""
+        gamma = self.gamma(of)
+        partial = torch.nonzero(gamma < 1)
+        cutoff = float(of.levels[partial[0, 0]]) if len(partial) else math.inf
+        return Kept(cutoff, float((gamma * of.counts).sum()), int(of.counts.sum()))
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What a gain leaves: every level below `cutoff` whole, `directions` of `total` in all (a scaled level counts by
+    its gain).
+    """
+
+    cutoff: float
+    directions: float
+    total: int
+
+    def __str__(self) -> str:
+        return f"keeps {self.directions:g} of {self.total} directions, whole below level {self.cutoff:g}"
+
+
+def below(levels: Tensor, b: float) -> Tensor:
+    """sigma < b, where a level that equals b up to rounding does not count as below."""
+    tolerance = LEVEL_TOLERANCE * max(1.0, float(levels[-1]) if len(levels) else 0.0)
+    return levels < b - tolerance
+
+
+def checked_cutoff(b: float) -> None:
+    """A cut-off is a number of at least zero."""
+    if not b >= 0:
+        raise GainError(f"a cut-off is a level of at least 0, in units of the generators; got {b!r}")
+
+
+def checked_decay(s: float) -> None:
+    """A decay is a positive number."""
+    if not (s > 0 and math.isfinite(s)):
+        raise GainError(f"the decay s of a smooth gain is a positive number; got {s!r}")

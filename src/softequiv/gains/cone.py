@@ -1,0 +1,121 @@
+"""Guarantee first: the nearest weight that changes by at most a given fraction within a given range.
+
+The admissible weights form the cone {W : sum ||w_sigma||^2 c(sigma)^2 <= eta^2 ||W||^2}. The nearest point to Theta is
+
+    gamma(sigma) = 1 / (1 + mu (c(sigma)^2 - eta^2)),   0 <= mu < 1 / (eta^2 - c_min^2),
+
+with one scalar mu for which the target holds with equality. Only the energy per level enters.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from softequiv.errors import GainError
+from softequiv.gains.base import Gain, WeightFilter
+from softequiv.reps import Rep
+from softequiv.spectrum import Spectrum, spectrum
+
+NEWTON_STEPS = 40  # with bisection as a safeguard; five or six suffice as a rule
+SMALLEST = -69.0  # log of the smallest share 1e-30 that the solver can reach
+
+
+@dataclass(frozen=True)
+class Cone:
+    """The projection onto weights of relative change at most `error` within `within`, recomputed from each weight.
+
+    Differentiable. A weight inside is returned as it is. Where nothing of a weight lies at admissible levels (c <
+    eta), it
+    becomes zero, which is admissible though no nearest point is then unique.
+    """
+
+    of: Spectrum
+    error: float
+    within: float
+
+    def __call__(self, weight: Tensor) -> Tensor:
+        return self.of.scale(weight, self.gamma(self.of.energies(weight)))
+
+    def gamma(self, energies: Tensor) -> Tensor:
+        """The gain of each level for a weight with these energies, (levels,) to (levels,), differentiable."""
+        ratio = (self.of.chord(self.within).to(energies) / self.error) ** 2
+        return least_distortion_gain(energies, ratio)
+
+
+def least_distortion_gain(energies: Tensor, ratio: Tensor) -> Tensor:
+    """gamma = 1 / (1 + x (r - 1)) with r = c^2 / eta^2 and x = mu eta^2 such that sum e (r - 1) gamma^2 = 0, or 1 if
+    that sum is negative.
+
+    With y = 1 - x (1 - r_min) in (0, 1], gamma = (1 - r_min) / (r - r_min + y (1 - r)), free of cancellation as y ->
+    0. The
+    logarithms of what is above and below the target are nearly linear in log y, where Newton's method is at home.
+    """
+    present = energies > 0
+    lowest = torch.where(present, ratio, torch.inf).min()
+    reachable = lowest < 1
+    lowest = torch.where(reachable, lowest, 0.0)
+    room = 1 - lowest
+    tiny = torch.finfo(energies.dtype).tiny
+
+    def gain(log_y: Tensor) -> Tensor:
+        return torch.where(present, room / (ratio - lowest + log_y.exp() * (1 - ratio)), 0.0)
+
+    def balance(log_y: Tensor, e: Tensor) -> tuple[Tensor, Tensor]:
+        """log(energy above the target / below it), and its derivative in log y."""
+        gamma = gain(log_y)
+        weighed = e * (ratio - 1) * gamma**2
+        slope = -2 * weighed * gamma * (1 - ratio) * log_y.exp() / room
+        above, below = ratio > 1, ratio < 1
+        high, low = weighed[above].sum().clamp(min=tiny), (-weighed[below]).sum().clamp(min=tiny)
+        return high.log() - low.log(), slope[above].sum() / high + slope[below].sum() / low
+
+    with torch.no_grad():
+        excess = (energies * (ratio - 1)).sum()
+        low, high = energies.new_tensor(SMALLEST), energies.new_tensor(0.0)
+        log_y = energies.new_tensor(-1.0)
+        for _ in range(NEWTON_STEPS):
+            value, slope = balance(log_y, energies)
+            low, high = torch.where(value < 0, log_y, low), torch.where(value < 0, high, log_y)
+            newton = log_y - value / slope
+            inside = ((newton >= low) & (newton <= high)) | ((newton - log_y).abs() < 1e-9)
+            log_y = torch.where(inside, newton, (low + high) / 2)
+        log_y = torch.nan_to_num(log_y, nan=0.0)
+    # one more step outside no_grad carries the derivative of the solution with respect to the energies
+    value, slope = balance(log_y, energies)
+    solved = log_y - (value - value.detach()) / slope.detach()
+    gamma = torch.where(reachable, gain(solved), torch.zeros_like(energies))
+    return torch.where(excess <= 0, torch.ones_like(energies), gamma)
+
+
+@dataclass(frozen=True)
+class LeastDistortion(Gain):
+    """The nearest weight with certified error at most `error` within the range `within`: a constraint, kept after
+    every step.
+
+    >>> import torch, softequiv as se
+    >>> rep = se.grid(se.SO(2), 7, 7)
+    >>> W = se.least_distortion(0.1, within=se.degrees(30))(torch.randn(64, 7, 7), rep)
+    >>> round(se.spectrum(rep).error(W, se.degrees(30)), 5)
+    0.1
+    """
+
+    error: float
+    within: float
+
+    def __post_init__(self) -> None:
+        if not 0 < self.error < 2:
+            raise GainError(
+                f"an error target lies between 0 and 2, since no weight changes by more than 2; got "
+                f"{self.error!r}: use softness(0) for 0"
+            )
+        if not self.within > 0:
+            raise GainError(
+                f"the range {self.within!r} is empty; give a positive path length or angle, such as degrees(30)"
+            )
+
+    def on(self, rep: Rep) -> WeightFilter:
+        rep.group.reach(self.within)
+        return Cone(spectrum(rep), self.error, self.within)
