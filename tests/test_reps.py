@@ -143,7 +143,7 @@ def test_reflections_are_exact_flips_that_reverse_every_rotation(n):
 
 
 def test_even_squares_admit_no_exact_o2_and_the_rest_is_counted_as_moving():
-    """All reflections of O(2) are conjugate, but the flip has trace 0 and the transposition n: n/2 pictures stand aside."""
+    """All reflections of O(2) are conjugate, but the flip has trace 0 and the transposition n: n/2 cannot take part."""
     for n in (4, 6, 8):
         rep = se.grid(se.O(2), n, n)
         quarter = rep.rho(se.O(2).element(math.pi / 2, 0)) - se.grid(se.C(4), n, n).steps()[0]

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from softequiv._linalg import LEVEL_TOLERANCE
-from softequiv.errors import GainError
+from softequiv.errors import GainError, WeightError
 from softequiv.reps import Rep
 from softequiv.spectrum import Spectrum, spectrum
 
@@ -28,7 +28,9 @@ class Gain(ABC):
         """The filter for weights (..., *rep.shape)."""
 
     def __call__(self, weight: Tensor, rep: Rep) -> Tensor:
-        """Filter one weight."""
+        """Filter one weight, which must be finite."""
+        if not torch.isfinite(weight).all():
+            raise WeightError(f"the weight of {rep} has entries that are not finite: mend it first")
         return self.on(rep)(weight)
 
 

@@ -20,6 +20,7 @@ from softequiv.reps import Rep
 from softequiv.spectrum import Spectrum, spectrum
 
 NEWTON_STEPS = 40  # with bisection as a safeguard; five or six suffice as a rule
+ROUNDING = 1e-12  # a weight on the boundary of the cone is inside
 SMALLEST = -69.0  # log of the smallest share 1e-30 that the solver can reach
 
 
@@ -87,7 +88,7 @@ def least_distortion_gain(energies: Tensor, ratio: Tensor) -> Tensor:
     value, slope = balance(log_y, energies)
     solved = log_y - (value - value.detach()) / slope.detach()
     gamma = torch.where(reachable, gain(solved), torch.zeros_like(energies))
-    return torch.where(excess <= 0, torch.ones_like(energies), gamma)
+    return torch.where(excess <= ROUNDING * energies.sum(), torch.ones_like(energies), gamma)
 
 
 @dataclass(frozen=True)

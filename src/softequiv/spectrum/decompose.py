@@ -14,7 +14,7 @@ from torch import Tensor
 
 from softequiv._cache import cached
 from softequiv._linalg import LEVEL_TOLERANCE, canonical_signs, skew, symmetric
-from softequiv.reps import Decomposition, Piece, Rep, Sum, Trivial
+from softequiv.reps import Decomposition, Piece, Rep, Sum
 from softequiv.spectrum.transforms import AxisBlock
 
 NEARLY_EQUAL = 1e-6  # eigenvalues closer than this are refined together, so that rounding cannot mix distinct ones
@@ -56,8 +56,8 @@ def decompose(rep: Rep, commuting: bool) -> Decomposition:
     known = rep.decomposition()
     if known is not None:
         return known
-    if isinstance(rep, Trivial):
-        return Decomposition(None, (Piece(rep.rates(), torch.zeros(1, 1, dtype=torch.long)),))
+    if rep.dim == 1 or len(rep.rates()) == 0:
+        return Decomposition(None, (Piece(rep.rates()[:, :1, :1], torch.arange(rep.dim)[:, None]),))
     return joint_eigenbasis(rep.rates()) if commuting else irreducible_pieces(rep.rates())
 
 

@@ -218,7 +218,7 @@ def small_blocks(rep: Rep) -> Spectrum:
             raise DecompositionError(f"an irreducible block of {rates.shape[-1]} dimensions")
         key = Frozen(rates)
         if key not in solved:
-            solved[key] = singular_basis(rates)
+            solved[key] = level_basis(rates)
         values, basis = solved[key]
         index = product_index([piece.index for piece in pieces], strides)
         sigma[index] = values.expand(index.shape)
@@ -246,13 +246,14 @@ def product_index(indices: list[Tensor], strides: list[int]) -> Tensor:
     return total
 
 
-def singular_basis(rates: Tensor) -> tuple[Tensor, Tensor]:
-    """Ascending singular values and right singular vectors of the stacked matrices [D_1; ...; D_k]."""
-    dim = rates.shape[-1]
-    if len(rates) == 0:
-        return torch.zeros(dim, dtype=torch.float64), torch.eye(dim, dtype=torch.float64)
-    _, values, right = torch.linalg.svd(rates.reshape(-1, dim), full_matrices=False)
-    return values.flip(0), canonical_signs(right.flip(0).T)
+def level_basis(rates: Tensor) -> tuple[Tensor, Tensor]:
+    """Ascending singular values and right singular vectors of the stacked matrices, through their Gram matrix.
+
+    The values are norms ||D v||, not roots of eigenvalues: those would turn a zero into the root of a rounding error.
+    """
+    gram = (rates.mT @ rates).sum(0)
+    basis = canonical_signs(torch.linalg.eigh(gram)[1])
+    return (rates @ basis).square().sum((0, 1)).sqrt(), basis
 
 
 def dense(rep: Rep) -> Spectrum:
@@ -269,5 +270,10 @@ def dense(rep: Rep) -> Spectrum:
             PerformanceWarning,
             stacklevel=3,
         )
-    values, basis = singular_basis(rep.rates())
-    return Spectrum.of(rep, (Dense(basis),), values)
+    rates = rep.rates()
+    if len(rates) == 0:
+        return Spectrum.of(
+            rep, (Dense(torch.eye(rep.dim, dtype=torch.float64)),), torch.zeros(rep.dim, dtype=torch.float64)
+        )
+    _, values, right = torch.linalg.svd(rates.reshape(-1, rep.dim), full_matrices=False)
+    return Spectrum.of(rep, (Dense(canonical_signs(right.flip(0).T)),), values.flip(0))

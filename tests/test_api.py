@@ -1,0 +1,23 @@
+"""The public names, guarded: a new one is added here and to the documentation on purpose."""
+
+import softequiv as se
+
+GROUPS = "SO O C D S SU2 Lorentz Reflection Scaling Shifts group_from parse_group Group Element"
+RANGES = "Angle degrees radians parse_range"
+REPS = "Rep scalar vector tensor regular frequency spin grid representation lift outer"
+SPECTRA = "Spectrum Filter spectrum dense"
+GAINS = "hard smooth schur softness least_distortion"
+ERRORS = (
+    "SoftEquivError GroupError RepresentationError NotARepresentationError GainError WeightError TooLargeError "
+    "PerformanceWarning"
+)
+
+
+def test_the_public_names_are_these():
+    expected = " ".join([GROUPS, RANGES, REPS, SPECTRA, GAINS, ERRORS]).split()
+    assert sorted(se.__all__) == sorted(expected)
+
+
+def test_every_public_name_is_documented():
+    for name in se.__all__:
+        assert (getattr(se, name).__doc__ or "").strip(), name

@@ -1,0 +1,231 @@
+"""Spectra: every fast route equals the dense oracle, level 0 has the right dimension, and nothing large is kept."""
+
+import math
+import subprocess
+import sys
+import threading
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import softequiv as se
+from draws import ALL_GROUPS, COMPACT, FINITE, distance, level_gains, spaces, weight, weight_reps
+from softequiv._cache import Cache, cache, nbytes
+from softequiv._linalg import Frozen
+from softequiv.errors import PerformanceWarning, TooLargeError, WeightError
+from softequiv.reps import Matrices
+from softequiv.spectrum.routes import characters, small_blocks
+
+seeds = st.integers(0, 2**31)
+
+
+def check_equal(fast: se.Spectrum, oracle: se.Spectrum, gain: se.gains.LevelGain, w: torch.Tensor) -> None:
+    assert len(fast.levels) == len(oracle.levels)
+    assert torch.allclose(fast.levels, oracle.levels, atol=1e-9)
+    assert torch.equal(fast.counts, oracle.counts)
+    assert distance(fast.filter(gain.gamma(fast))(w), oracle.filter(gain.gamma(oracle))(w)) < 1e-9
+    assert torch.allclose(fast.energies(w), oracle.energies(w), atol=1e-9 * float(w.square().sum()))
+
+
+@given(weight_reps(), level_gains(), seeds)
+def test_the_chosen_route_equals_the_dense_svd(rep, gain, seed):
+    check_equal(se.spectrum(rep), se.dense(rep), gain, weight(rep, seed, lead=(2,)))
+
+
+@pytest.mark.parametrize("action", ["exact", "su2", "central", "bilinear"])
+@pytest.mark.parametrize(("n", "m"), [(3, 3), (4, 5), (6, 3), (5, 1)])
+def test_maps_between_grids_equal_the_dense_svd(n, m, action):
+    for group in (se.SO(2), se.C(18), se.C(4), se.O(2), se.D(4)):
+        rep = se.grid(group, n, n, action=action) >> se.grid(group, m, m, action=action)
+        for gain in (se.softness(0), se.softness(0.4), se.hard(1.5), se.smooth(0.5, 1.0)):
+            check_equal(se.spectrum(rep), se.dense(rep), gain, weight(rep, 0))
+
+
+@given(weight_reps([group for group in ALL_GROUPS if group.abelian and group.orthogonal]), level_gains(), seeds)
+def test_two_routes_with_different_solvers_agree(rep, gain, seed):
+    check_equal(characters(rep), small_blocks(rep), gain, weight(rep, seed))
+
+
+@given(weight_reps(COMPACT + FINITE), st.floats(0, 5), seeds, seeds)
+def test_hard_filters_are_orthogonal_projections_nested_in_the_cutoff(rep, b, first, second):
+    inner, outer = se.hard(b).on(rep), se.hard(b + 0.7).on(rep)
+    v, w = weight(rep, first), weight(rep, second)
+    assert distance(inner(inner(v)), inner(v)) < 1e-9 or float(inner(v).norm()) < 1e-9
+    assert float((inner(v) * w).sum()) == pytest.approx(float((v * inner(w)).sum()), abs=1e-8)
+    assert float((outer(inner(v)) - inner(v)).norm()) < 1e-9 * float(v.norm())
+    assert float(inner(v).norm()) <= float(outer(v).norm()) + 1e-9
+
+
+@given(weight_reps(), seeds, seeds)
+def test_level_zero_commutes_with_the_group(rep, seed, element):
+    """softness 0 gives W with rho_W(g) W = W for every g, also where the group is not compact."""
+    g = rep.group.random(torch.Generator().manual_seed(element))
+    w = se.softness(0)(weight(rep, seed), rep).flatten()
+    moved = rep.rho(g) @ w
+    scale = max(1.0, float(rep.rho(g).abs().max()))
+    if rep.exact or len(rep.group.lie) + len(rep.group.steps) == 1:
+        assert float((moved - w).norm()) < 1e-8 * scale * max(1.0, float(w.norm()))
+
+
+@given(st.sampled_from([g for g in ALL_GROUPS if g.orthogonal and g.order > 1]), st.data(), seeds)
+def test_reordering_the_coordinates_reorders_the_result_and_nothing_else(group, data, seed):
+    source, target = data.draw(spaces(group, 6)), data.draw(spaces(group, 6))
+    generator = torch.Generator().manual_seed(seed)
+    orders = [torch.randperm(rep.dim, generator=generator) for rep in (source, target)]
+    shuffled = [
+        Matrices(group, Frozen(rep.lie()[:, p][:, :, p]), Frozen(rep.steps()[:, p][:, :, p]))
+        for rep, p in zip((source, target), orders, strict=True)
+    ]
+    w = weight(source >> target, seed)
+    for gain in (se.softness(0), se.softness(0.37), se.hard(1.0)):
+        plain = gain(w, source >> target)
+        other = gain(w[orders[1]][:, orders[0]], shuffled[0] >> shuffled[1])
+        assert float((other - plain[orders[1]][:, orders[0]]).norm()) < 1e-8 * float(w.norm())
+
+
+@given(weight_reps(), level_gains(), seeds)
+def test_single_precision_follows_double_precision(rep, gain, seed):
+    w = weight(rep, seed)
+    exact, rounded = gain(w, rep), gain(w.float(), rep)
+    assert rounded.dtype == torch.float32
+    assert float((rounded.double() - exact).norm()) < 3e-6 * float(w.norm())
+    assert gain(w.half(), rep).dtype == torch.float16
+
+
+# -- the dimension of level 0 ------------------------------------------------------------------------------------------
+
+
+@given(st.sampled_from(FINITE), st.data())
+def test_invariants_of_finite_groups_are_counted_by_characters(group, data):
+    source, target = data.draw(spaces(group)), data.draw(spaces(group))
+    if not (source.exact and target.exact):
+        return
+    total = sum(float(source.rho(g).trace() * target.rho(g).trace()) for g in group.elements())
+    assert se.spectrum(source >> target).invariants == round(total / group.order)
+
+
+def test_invariants_of_so3_are_counted_by_clebsch_gordan_through_e3nn():
+    o3 = pytest.importorskip("e3nn.o3", reason="e3nn is the independent oracle for SO(3)")
+    tensors = {0: o3.Irreps("0e"), 1: o3.Irreps("1e")}
+    for p in (2, 3, 4):
+        tensors[p] = o3.FullTensorProduct(tensors[p - 1], o3.Irreps("1e")).irreps_out
+    for p, q in [(0, 2), (1, 1), (2, 1), (2, 2), (3, 2), (3, 3), (4, 4)]:
+        expected = sum(tensors[p].count(ir) * tensors[q].count(ir) for _, ir in tensors[p].simplify())
+        assert se.spectrum(se.tensor(se.SO(3), p) >> se.tensor(se.SO(3), q)).invariants == expected
+    spins = se.spin(se.SO(3), 1) + 2 * se.spin(se.SO(3), 2) >> se.spin(se.SO(3), 2) + 3 * se.spin(se.SO(3), 1)
+    assert se.spectrum(spins).invariants == 1 * 3 + 2 * 1
+
+
+@pytest.mark.parametrize(
+    ("group", "source", "target", "dimension"),
+    [
+        (se.O(5), 1, 1, 1),  # perfect matchings of p + q points: 1, 3, 15
+        (se.O(5), 2, 2, 3),
+        (se.O(5), 2, 1, 0),
+        (se.O(5), 3, 3, 15),
+        (se.SO(5), 2, 3, 1),  # the Levi-Civita tensor has five legs
+        (se.O(5), 2, 3, 0),
+        (se.S(4), 1, 1, 2),  # Bell numbers: partitions of p + q points into at most n classes
+        (se.S(4), 2, 1, 5),
+        (se.S(4), 2, 2, 15),
+        (se.Lorentz("O"), 2, 2, 3),
+        (se.Lorentz("SO+"), 2, 2, 4),
+        (se.Lorentz("SO"), 1, 1, 1),
+    ],
+    ids=str,
+)
+def test_invariants_of_tensors_have_the_known_counts(group, source, target, dimension):
+    assert se.spectrum(se.tensor(group, source) >> se.tensor(group, target)).invariants == dimension
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 6, 7, 8, 9, 12])
+def test_invariant_pictures_under_quarter_turns_are_counted_by_orbits(n):
+    """Burnside: (n^2 + 2 fix(P) + fix(P^2)) / 4, and the flips for D4."""
+    fixed = n % 2
+    assert se.spectrum(se.grid(se.C(4), n, n)).invariants == (n**2 + 3 * fixed) // 4
+    flips = 2 * n * fixed + 2 * n
+    assert se.spectrum(se.grid(se.D(4), n, n)).invariants == (n**2 + 3 * fixed + flips) // 8
+
+
+def test_so2_levels_of_a_grid_are_whole_numbers_and_rotations_keep_level_zero():
+    levels = se.spectrum(se.grid(se.SO(2), 16, 16)).levels
+    assert torch.allclose(levels, levels.round(), atol=1e-9) and len(levels) > 8
+    table = se.spectrum(se.grid(se.SO(2), 8, 8) >> se.grid(se.SO(2), 7, 7))
+    assert torch.allclose(table.levels, table.levels.round(), atol=1e-9)
+
+
+# -- cost --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_filter_keeps_the_cheaper_side_and_no_square_of_the_weight_space():
+    rep = se.grid(se.SO(2), 9, 9)
+    for s in (0.0, 0.2, 0.5, 0.8, 0.95):
+        kept = se.softness(s).on(rep)
+        assert kept.transforms[0].basis.shape[1] <= (rep.dim + se.spectrum(rep).counts.max()) / 2 + 1
+    assert se.softness(1).on(rep).transforms == ()
+    big = se.grid(se.SO(2), 24, 24) >> se.grid(se.SO(2), 24, 24)
+    assert nbytes(se.spectrum(big)) < 400 * big.dim < big.dim**2
+
+
+def test_multiplicities_cost_nothing():
+    channel = se.vector(se.SO(3)) + se.scalar(se.SO(3))
+    wide = se.spectrum(sum_of(channel, 64) >> sum_of(channel, 64))
+    assert wide.invariants == 2 * 64 * 64
+    blocks = wide.transforms[-1].blocks
+    assert max(block.basis.shape[0] for block in blocks) <= 9
+
+
+def sum_of(rep: se.Rep, copies: int) -> se.Rep:
+    return copies * se.vector(rep.group) + copies * se.scalar(rep.group)
+
+
+def test_spectra_are_cached_by_value_bounded_and_shared_between_threads():
+    first = se.spectrum(se.grid(se.C(12), 5, 5))
+    assert se.spectrum(se.grid(se.C(12), 5, 5)) is first
+    results: list[se.Spectrum] = []
+    rep = se.grid(se.C(20), 6, 6)
+    threads = [threading.Thread(target=lambda: results.append(se.spectrum(rep))) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len({id(result) for result in results}) == 1
+    small = Cache(capacity=1000)
+    for i in range(50):
+        small.get(i, lambda i=i: torch.full((10,), float(i), dtype=torch.float64))
+    assert small.used <= 1000 and len(small) == 12
+    small.clear()
+    assert len(small) == small.used == 0
+    assert cache.used <= cache.capacity
+
+
+def test_nothing_is_computed_on_import():
+    code = "import softequiv, softequiv._cache as c; raise SystemExit(len(c.cache))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_the_dense_route_warns_and_then_refuses():
+    slow = se.grid(se.SO(2), 7, 7, action="bilinear") >> se.grid(se.SO(2), 6, 6, action="bilinear")
+    with pytest.warns(PerformanceWarning, match="1764 dimensions"):
+        se.spectrum(slow)
+    huge = se.grid(se.SO(2), 9, 9, action="bilinear") >> se.grid(se.SO(2), 9, 9, action="bilinear")
+    with pytest.raises(TooLargeError, match="the dense route ends at"):
+        se.spectrum(huge)
+
+
+@pytest.mark.parametrize(
+    ("bad", "words"),
+    [
+        (torch.zeros(3, 2), "trailing axes"),
+        (torch.zeros(3), "trailing axes"),
+        (torch.zeros(2, 2, dtype=torch.int8), "floating-point"),
+        (torch.full((2, 2), math.nan), "not finite"),
+    ],
+)
+def test_bad_weights_are_answered_by_a_sentence(bad, words):
+    rep = se.vector(se.SO(2)) >> se.vector(se.SO(2))
+    for gain in (se.hard(1.0), se.softness(0.5), se.least_distortion(0.1, 0.5)):
+        with pytest.raises(WeightError, match=words):
+            gain(bad, rep)
