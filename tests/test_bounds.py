@@ -33,7 +33,7 @@ def random_case(rng: random.Random) -> tuple[se.Rep, se.Rep, object]:
 
 
 def test_the_certificate_is_never_violated():
-    """||W rho_X(g) - rho_Y(g) W|| / ||W|| is at most the certified error for the length of g, over all that can be drawn."""
+    """||W rho_X(g) - rho_Y(g) W|| / ||W|| is at most the certified error for the length of g."""
     rng, generator = random.Random(0), torch.Generator().manual_seed(0)
     checked, ratios = 0, []
     for case in range(CASES):

@@ -16,6 +16,7 @@ from softequiv._cache import Cache, cache, nbytes
 from softequiv._linalg import Frozen
 from softequiv.errors import PerformanceWarning, TooLargeError, WeightError
 from softequiv.reps import Matrices
+from softequiv.spectrum.oscillator import oscillator
 from softequiv.spectrum.routes import characters, small_blocks
 
 seeds = st.integers(0, 2**31)
@@ -94,6 +95,21 @@ def test_single_precision_follows_double_precision(rep, gain, seed):
     assert gain(w.half(), rep).dtype == torch.float16
 
 
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 7, 8])
+def test_the_oscillator_route_for_large_squares_equals_the_dense_svd(n):
+    rep = se.grid(se.SO(2), n, n, action="su2")
+    for gain in (se.softness(0), se.softness(0.4), se.hard(1.5), se.smooth(0.5, 1.0)):
+        check_equal(oscillator(rep), se.dense(rep), gain, weight(rep, 0, lead=(2,)))
+
+
+def test_a_square_beyond_dense_reach_is_filtered_exactly():
+    rep = se.grid(se.SO(2), 160, 160, action="su2")
+    w = se.softness(0)(weight(rep, 0), rep)
+    assert se.spectrum(rep).error(w, 1.0) < 1e-7 and float(w.norm()) > 1
+    assert nbytes(se.spectrum(rep)) < 60 * 160**3 < 160**4
+    assert torch.allclose(w, se.softness(0)(w.rot90(1, (0, 1)), rep).rot90(-1, (0, 1)), atol=1e-9)
+
+
 # -- the dimension of level 0 ------------------------------------------------------------------------------------------
 
 
@@ -161,9 +177,11 @@ def test_so2_levels_of_a_grid_are_whole_numbers_and_rotations_keep_level_zero():
 
 def test_a_filter_keeps_the_cheaper_side_and_no_square_of_the_weight_space():
     rep = se.grid(se.SO(2), 9, 9)
-    for s in (0.0, 0.2, 0.5, 0.8, 0.95):
+    for s, side in ((0.0, "kept"), (0.2, "kept"), (0.8, "dropped"), (0.95, "dropped")):
         kept = se.softness(s).on(rep)
-        assert kept.transforms[0].basis.shape[1] <= (rep.dim + se.spectrum(rep).counts.max()) / 2 + 1
+        assert kept.side == side
+        assert kept.transforms[0].basis.shape[1] <= (rep.dim + int(se.spectrum(rep).counts.max())) / 2
+    assert se.softness(0.5).on(se.grid(se.SO(2), 7, 7)).side == "operator"
     assert se.softness(1).on(rep).transforms == ()
     big = se.grid(se.SO(2), 24, 24) >> se.grid(se.SO(2), 24, 24)
     assert nbytes(se.spectrum(big)) < 400 * big.dim < big.dim**2

@@ -117,6 +117,16 @@ def canonical_signs(basis: Tensor) -> Tensor:
     return basis * torch.where(signs == 0, 1.0, signs)
 
 
+def level_basis(rates: Tensor) -> tuple[Tensor, Tensor]:
+    """Ascending singular values and right singular vectors of the stacked matrices, through their Gram matrix.
+
+    The values are norms ||D v||, not roots of eigenvalues: those would turn a zero into the root of a rounding error.
+    """
+    gram = (rates.mT @ rates).sum(0)
+    basis = canonical_signs(torch.linalg.eigh(gram)[1])
+    return (rates @ basis).square().sum((0, 1)).sqrt(), basis
+
+
 def cluster(sigma: Tensor) -> tuple[Tensor, Tensor]:
     """Distinct levels, ascending, and the level index of every entry of `sigma`.
 

@@ -16,11 +16,12 @@ from softequiv.reps.base import (
     scalar,
     tensor_product,
 )
-from softequiv.reps.grids import Action, Cube, Line, Square, grid
+from softequiv.reps.grids import LARGEST_SQUARE, Action, Cube, Line, Square, grid
 from softequiv.reps.irreps import frequency, spin
 from softequiv.reps.tensors import Matrices, check_representation, lift, outer, regular, representation, tensor, vector
 
 __all__ = [
+    "LARGEST_SQUARE",
     "Action",
     "Cube",
     "Decomposition",

@@ -34,7 +34,7 @@ from softequiv.reps.pixels import (
 Action = Literal["exact", "su2", "central", "bilinear"]
 
 PAPER_STEP = math.radians(20)  # the angle over which the paper takes its bilinear difference
-LARGEST_SQUARE = 96  # its basis takes 0.7 GB in float64
+LARGEST_SQUARE = 96  # a dense basis for it takes 0.7 GB in float64
 UNSETTLED_RATE = 2.0  # how fast a quarter turn moves a picture whose sign it changes: ||P v - v|| / ||v||
 
 
@@ -139,6 +139,10 @@ class Square(Rep):
         return -1.0 if isinstance(self.group, (C, D)) and self.group.n % 4 == 0 else 1.0
 
     def _generator(self) -> Tensor:
+        if self.n > LARGEST_SQUARE:
+            raise TooLargeError(
+                f"the matrix of {self} would have {self.dim}^2 entries; its spectrum can be had, it cannot"
+            )
         if self.action == "su2":
             return su2_generator(self.n)
         if self.action == "central":
@@ -336,10 +340,10 @@ def grid(group: Group, *sizes: int, action: Action = "exact") -> Rep:
                 f"{group} turns squares, and {sizes} is not one: pad or crop the last two axes to one size, "
                 f"or use Reflection or Shifts"
             )
-        if sizes[-1] > LARGEST_SQUARE:
+        if sizes[-1] > LARGEST_SQUARE and not (group == SO(2) and len(sizes) == 2 and action == "su2"):
             raise TooLargeError(
-                f"a rotation of {sizes[-1]} x {sizes[-1]} pixels needs a basis of {sizes[-1] ** 4 * 8 / 1e9:.1f} GB; "
-                f"the largest square is {LARGEST_SQUARE}: filter a smaller kernel or table, or resize it first"
+                f"a basis for {group} on {sizes[-1]} x {sizes[-1]} pixels takes {sizes[-1] ** 4 * 8 / 1e9:.1f} GB; "
+                f"the largest square is {LARGEST_SQUARE}: resize, or use SO(2) with action='su2', short at any size"
             )
         return tensor_product(*(size * scalar(group) for size in sizes[:-2]), Square(group, sizes[-1], action))
     if group in (SO(3), O(3)):

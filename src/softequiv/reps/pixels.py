@@ -61,7 +61,8 @@ def central_generator(n: int) -> Tensor:
     >>> torch.equal(a, -a.T)
     True
     """
-    return _angular(torch.full((n - 1,), 0.5, dtype=torch.float64))
+    half = torch.full((n - 1,), 0.5, dtype=torch.float64)
+    return _angular(half.diag(1) - half.diag(-1), _coordinates(n).diag())
 
 
 def su2_generator(n: int) -> Tensor:
@@ -74,10 +75,21 @@ def su2_generator(n: int) -> Tensor:
     >>> torch.allclose(a, a[turn][:, turn])
     True
     """
+    return _angular(*su2_axis(n))
+
+
+def su2_axis(n: int) -> tuple[Tensor, Tensor]:
+    """c p and q of `su2_generator` along one axis: (n, n) each.
+
+    >>> derivative, position = su2_axis(3)
+    >>> torch.equal(derivative, -derivative.T), position.diagonal().tolist()
+    (True, [-1.0, 0.0, 1.0])
+    """
     j = (n - 1) / 2
     m = _coordinates(n)[:-1]
     # The entries of p are 1/2 sqrt(j (j + 1) - m (m + 1)).
-    return _angular(3 * math.pi / 16 * torch.sqrt(1 - m * (m + 1) / (j * (j + 1))))
+    neighbour = 3 * math.pi / 16 * torch.sqrt(1 - m * (m + 1) / max(j * (j + 1), 0.5))
+    return neighbour.diag(1) - neighbour.diag(-1), _coordinates(n).diag()
 
 
 def bilinear_rotation(n: int, angle: float) -> Tensor:
@@ -151,10 +163,8 @@ def _coordinates(n: int) -> Tensor:
     return torch.arange(n, dtype=torch.float64) - (n - 1) / 2
 
 
-def _angular(neighbour: Tensor) -> Tensor:
-    """D (x) X - X (x) D for the skew D that has ``neighbour`` (n - 1,) above its diagonal."""
-    derivative = neighbour.diag(1) - neighbour.diag(-1)
-    position = _coordinates(len(derivative)).diag()
+def _angular(derivative: Tensor, position: Tensor) -> Tensor:
+    """D (x) X - X (x) D."""
     return torch.kron(derivative, position) - torch.kron(position, derivative)
 
 

@@ -20,6 +20,9 @@ from softequiv.reps import Dual, Hom, Rep
 from softequiv.spectrum.transforms import Dense, Transform, moved
 
 
+SMALL_OPERATOR = 64  # up to this size one (D, D) matrix is faster than two thin ones, and smaller than a kernel bank
+
+
 @dataclass(frozen=True)
 class Spectrum:
     """The levels of a weight's representation and the basis that shows them.
@@ -86,6 +89,8 @@ class Spectrum:
         if len(self.transforms) == 1 and isinstance(self.transforms[0], Dense):
             basis = self.transforms[0].basis
             kept, changed = gains != 0, gains != 1
+            if self.rep.dim <= SMALL_OPERATOR:
+                return Filter(self.rep, "operator", (Dense((basis * gains) @ basis.T),), gains)
             if int(kept.sum()) <= int(changed.sum()):
                 return Filter(self.rep, "kept", (Dense(basis[:, kept].clone()),), gains[kept])
             return Filter(self.rep, "dropped", (Dense(basis[:, changed].clone()),), 1 - gains[changed])
@@ -184,9 +189,10 @@ def flattened(weight: Tensor, rep: Rep) -> Tensor:
 
 @dataclass(frozen=True)
 class Filter:
-    """A fixed linear filter of weights: sum_sigma gamma(sigma) P_sigma, by the directions kept, those dropped, or all.
+    """A fixed linear filter of weights, sum_sigma gamma(sigma) P_sigma, held by what is cheapest.
 
-    Called on a weight (..., *rep.shape), it returns one of the same shape and dtype.
+    `side` says what: the directions "kept" or "dropped", "all" of them, the whole "operator" of a small space, or nothing
+    for the "identity". Called on a weight (..., *rep.shape), it returns one of the same shape and dtype.
     """
 
     rep: Rep
@@ -194,16 +200,25 @@ class Filter:
     transforms: tuple[Transform, ...]
     gains: Tensor
 
+    def to(self, dtype: torch.dtype, device: torch.device) -> Filter:
+        """The same filter for weights of another dtype or device."""
+        if self.gains.dtype == dtype and self.gains.device == device:
+            return self
+        return Filter(self.rep, self.side, moved(self.transforms, dtype, device), self.gains.to(device, dtype))
+
     def __call__(self, weight: Tensor) -> Tensor:
         x = flattened(weight, self.rep)
         if self.side == "identity":
             return weight
-        transforms: tuple[Transform, ...] = moved(self.transforms, x.dtype, x.device)
-        y = x
-        for transform in transforms:
-            y = transform.forward(y)
-        y = y * self.gains.to(y)
-        for transform in reversed(transforms):
-            y = transform.inverse(y)
+        own = self.to(x.dtype, x.device)
+        y = own.transforms[0].forward(x) if self.side == "operator" else own._scaled(x)
         out = x - y if self.side == "dropped" else y
         return out.reshape(weight.shape).to(weight.dtype)
+
+    def _scaled(self, x: Tensor) -> Tensor:
+        for transform in self.transforms:
+            x = transform.forward(x)
+        x = x * self.gains
+        for transform in reversed(self.transforms):
+            x = transform.inverse(x)
+        return x

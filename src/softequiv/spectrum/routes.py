@@ -13,11 +13,12 @@ import torch
 from torch import Tensor
 
 from softequiv._cache import cached
-from softequiv._linalg import LEVEL_TOLERANCE, Frozen, canonical_signs, identity_like
+from softequiv._linalg import LEVEL_TOLERANCE, Frozen, canonical_signs, identity_like, level_basis
 from softequiv.errors import PerformanceWarning, TooLargeError
-from softequiv.reps import Dual, Rep, Sum, TensorProduct, product_rates
+from softequiv.reps import LARGEST_SQUARE, Dual, Rep, Square, Sum, TensorProduct, product_rates
 from softequiv.spectrum.base import Spectrum
 from softequiv.spectrum.decompose import Axis, DecompositionError, axis
+from softequiv.spectrum.oscillator import oscillator
 from softequiv.spectrum.transforms import AlongAxis, Block, Blocks, Butterfly, Dense, Transform
 
 SLOW_DENSE = 1500  # a dense SVD of this size takes about five seconds
@@ -33,6 +34,8 @@ def spectrum(rep: Rep) -> Spectrum:
     >>> se.spectrum(se.grid(se.SO(2), 3, 3)).counts.tolist()
     [3, 2, 2, 2]
     """
+    if isinstance(rep, Square) and rep.n > LARGEST_SQUARE:
+        return oscillator(rep)
     try:
         if rep.group.abelian and rep.normal:
             return characters(rep)
@@ -246,16 +249,6 @@ def product_index(indices: list[Tensor], strides: list[int]) -> Tensor:
     return total
 
 
-def level_basis(rates: Tensor) -> tuple[Tensor, Tensor]:
-    """Ascending singular values and right singular vectors of the stacked matrices, through their Gram matrix.
-
-    The values are norms ||D v||, not roots of eigenvalues: those would turn a zero into the root of a rounding error.
-    """
-    gram = (rates.mT @ rates).sum(0)
-    basis = canonical_signs(torch.linalg.eigh(gram)[1])
-    return (rates @ basis).square().sum((0, 1)).sqrt(), basis
-
-
 def dense(rep: Rep) -> Spectrum:
     """The singular value decomposition of the stacked generators on the whole space: the oracle and the last resort."""
     if rep.dim > LARGEST_DENSE:
@@ -272,8 +265,6 @@ def dense(rep: Rep) -> Spectrum:
         )
     rates = rep.rates()
     if len(rates) == 0:
-        return Spectrum.of(
-            rep, (Dense(torch.eye(rep.dim, dtype=torch.float64)),), torch.zeros(rep.dim, dtype=torch.float64)
-        )
+        return Spectrum.of(rep, (), torch.zeros(rep.dim, dtype=torch.float64))
     _, values, right = torch.linalg.svd(rates.reshape(-1, rep.dim), full_matrices=False)
     return Spectrum.of(rep, (Dense(canonical_signs(right.flip(0).T)),), values.flip(0))
