@@ -20,7 +20,7 @@ from softequiv.reps import Rep
 from softequiv.spectrum import Spectrum, spectrum
 
 NEWTON_STEPS = 40  # with bisection as a safeguard; five or six suffice as a rule
-ROUNDING = 1e-12  # a weight on the boundary of the cone is inside
+ROUNDING = 1e-12  # a weight on the boundary of the cone is inside, and so is a level that just meets the target
 SMALLEST = -69.0  # log of the smallest share 1e-30 that the solver can reach
 
 
@@ -54,6 +54,7 @@ def least_distortion_gain(energies: Tensor, ratio: Tensor) -> Tensor:
     0. The
     logarithms of what is above and below the target are nearly linear in log y, where Newton's method is at home.
     """
+    ratio = torch.where((ratio - 1).abs() < ROUNDING, 1 - ROUNDING, ratio)
     present = energies > 0
     lowest = torch.where(present, ratio, torch.inf).min()
     reachable = lowest < 1

@@ -19,7 +19,6 @@ from softequiv.errors import GroupError, WeightError
 from softequiv.reps import Dual, Hom, Rep
 from softequiv.spectrum.transforms import Dense, Transform, moved
 
-
 SMALL_OPERATOR = 64  # up to this size one (D, D) matrix is faster than two thin ones, and smaller than a kernel bank
 
 
@@ -191,8 +190,8 @@ def flattened(weight: Tensor, rep: Rep) -> Tensor:
 class Filter:
     """A fixed linear filter of weights, sum_sigma gamma(sigma) P_sigma, held by what is cheapest.
 
-    `side` says what: the directions "kept" or "dropped", "all" of them, the whole "operator" of a small space, or nothing
-    for the "identity". Called on a weight (..., *rep.shape), it returns one of the same shape and dtype.
+    `side` says what: the directions "kept" or "dropped", "all" of them, the whole "operator" of a small space, or
+    nothing for the "identity". Called on a weight (..., *rep.shape), it returns one of the same shape and dtype.
     """
 
     rep: Rep
