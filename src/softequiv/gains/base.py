@@ -27,6 +27,10 @@ class Gain(ABC):
     def on(self, rep: Rep) -> WeightFilter:
         """The filter for weights (..., *rep.shape)."""
 
+    def constraint(self, rep: Rep) -> WeightFilter:
+        """The projection onto all weights that the gain can give: what a training step must not leave."""
+        return self.on(rep)
+
     def __call__(self, weight: Tensor, rep: Rep) -> Tensor:
         """Filter one weight, which must be finite."""
         if not torch.isfinite(weight).all():
@@ -44,6 +48,11 @@ class LevelGain(Gain):
     def on(self, rep: Rep) -> WeightFilter:
         levels = spectrum(rep)
         return levels.filter(self.gamma(levels))
+
+    def constraint(self, rep: Rep) -> WeightFilter:
+        """Levels with gain zero stay out; a fractional gain is a starting point and constrains nothing."""
+        levels = spectrum(rep)
+        return levels.filter((self.gamma(levels) > 0).to(torch.float64))
 
     def kept(self, of: Spectrum) -> Kept:
         """Which cut-off this is on a spectrum, and how many of how many directions it keeps."""

@@ -1,0 +1,53 @@
+"""A filtered weight inside a torch module: one parametrisation, soft layers, equivariant nonlinearities."""
+
+from softequiv.nn.layers import (
+    SoftConv1d,
+    SoftConv2d,
+    SoftConv3d,
+    SoftConvTranspose1d,
+    SoftConvTranspose2d,
+    SoftConvTranspose3d,
+    SoftLinear,
+    SoftTable,
+)
+from softequiv.nn.nonlinear import CopyNorm, Gated, NormReLU, VectorReLU, gated
+from softequiv.nn.weight import (
+    FilteredWeight,
+    Layout,
+    Mode,
+    Soft,
+    SoftWeight,
+    hold,
+    is_constraint,
+    project,
+    set_gain,
+    soft_weights,
+    soften_weight,
+)
+
+__all__ = [
+    "CopyNorm",
+    "FilteredWeight",
+    "Gated",
+    "Layout",
+    "Mode",
+    "NormReLU",
+    "Soft",
+    "SoftConv1d",
+    "SoftConv2d",
+    "SoftConv3d",
+    "SoftConvTranspose1d",
+    "SoftConvTranspose2d",
+    "SoftConvTranspose3d",
+    "SoftLinear",
+    "SoftTable",
+    "SoftWeight",
+    "VectorReLU",
+    "gated",
+    "hold",
+    "is_constraint",
+    "project",
+    "set_gain",
+    "soft_weights",
+    "soften_weight",
+]

@@ -1,0 +1,169 @@
+"""Soft layers to build with: linear maps, convolutions of typed fields, tables; each is the torch layer with
+filtered weights.
+
+A feature's type is a representation of its channels: `16 * scalar(g)` for plain channels, `8 * frequency(g, 1)` for
+vector
+fields. Gain softness(0) makes a layer exactly equivariant.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from softequiv.errors import RepresentationError
+from softequiv.gains import Gain, LevelGain, softness
+from softequiv.nn.weight import Layout, Mode, Soft, SoftWeight, soft_weights, soften_weight
+from softequiv.reps import Action, Rep, Sum, Trivial, grid
+from softequiv.spectrum import spectrum
+
+EXACT: Gain = softness(0)
+
+
+def _soften(layer: nn.Module, weight: Soft, bias: Soft, mode: Mode) -> None:
+    """Filter weight and bias of a new layer, the weight first scaled up by what the filter takes away."""
+    with torch.no_grad():
+        layer.weight.mul_(restored_scale(weight))  # type: ignore[operator]
+    soften_weight(layer, "weight", weight, mode)
+    if getattr(layer, "bias", None) is not None:
+        soften_weight(layer, "bias", bias, mode)
+
+
+def restored_scale(soft: Soft) -> float:
+    """sqrt(N / sum gamma^2): a random weight keeps its variance when it is filtered and multiplied by this."""
+    if not isinstance(soft.gain, LevelGain):
+        return 1.0
+    levels = spectrum(soft.rep)
+    kept = float((soft.gain.gamma(levels) ** 2 * levels.counts).sum())
+    return math.sqrt(soft.rep.dim / kept) if kept else 1.0
+
+
+class SoftLinear(nn.Linear):
+    """A linear map from one representation to another; the bias lives in the target.
+
+    >>> import softequiv as se
+    >>> X, Y = 4 * se.vector(se.SO(3)), 2 * se.vector(se.SO(3)) + 3 * se.scalar(se.SO(3))
+    >>> SoftLinear(X, Y)(torch.randn(5, 12)).shape
+    torch.Size([5, 9])
+    """
+
+    def __init__(
+        self,
+        source: Rep,
+        target: Rep,
+        gain: Gain = EXACT,
+        *,
+        bias: bool = True,
+        mode: Mode = "parametrize",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(source.dim, target.dim, bias=bias, **kwargs)
+        self.source, self.target = source, target
+        _soften(self, Soft(source >> target, gain), Soft(target, gain), mode)
+
+
+def is_scalar(rep: Rep) -> bool:
+    """Whether nothing in a space moves."""
+    terms = rep.terms if isinstance(rep, Sum) else ((rep, 1),)
+    return all(isinstance(term, Trivial) for term, _ in terms)
+
+
+def per_group(rep: Rep, groups: int) -> Rep:
+    """The part of a type that one group of a grouped convolution sees."""
+    if groups == 1:
+        return rep
+    if isinstance(rep, Sum) and len(rep.terms) == 1 and rep.terms[0][1] % groups == 0:
+        return rep.terms[0][0] * (rep.terms[0][1] // groups)
+    if rep.dim % groups == 0 and is_scalar(rep):
+        return Trivial(rep.group) * (rep.dim // groups)
+    raise RepresentationError(f"{rep} cannot be cut into {groups} equal groups of channels; use {groups} * (one type)")
+
+
+def kernel_soft(
+    source: Rep, target: Rep, sizes: tuple[int, ...], gain: Gain, groups: int, transposed: bool, action: Action
+) -> Soft:
+    """Representation and layout of a convolution kernel: grid (x) Y (x) X*, or the grid alone for plain channels."""
+    space = grid(source.group, *sizes, action=action)
+    if is_scalar(source) and is_scalar(target):
+        return Soft(space, gain)
+    maps = per_group(source, groups) >> per_group(target, groups)
+    return Soft(maps @ space, gain, Layout(groups=groups, swap=transposed))
+
+
+class _SoftConv:
+    """What the six convolutions share: types instead of channel counts."""
+
+    def __init__(
+        self,
+        source: Rep,
+        target: Rep,
+        kernel_size: int,
+        gain: Gain = EXACT,
+        *,
+        mode: Mode = "parametrize",
+        action: Action = "exact",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(source.dim, target.dim, kernel_size, **kwargs)  # type: ignore[call-arg]
+        self.source, self.target = source, target
+        conv: Any = self
+        soft = kernel_soft(source, target, conv.kernel_size, gain, conv.groups, conv.transposed, action)
+        _soften(conv, soft, Soft(target, gain), mode)
+
+
+class SoftConv1d(_SoftConv, nn.Conv1d):
+    """Convolution of signals: Shifts, Reflection, Scaling."""
+
+
+class SoftConv2d(_SoftConv, nn.Conv2d):
+    """Convolution of pictures whose channels carry representations.
+
+    >>> import softequiv as se
+    >>> fields = 4 * se.frequency(se.C(4), 1) + 8 * se.scalar(se.C(4))
+    >>> SoftConv2d(3 * se.scalar(se.C(4)), fields, 5, padding=2)(torch.randn(2, 3, 9, 9)).shape
+    torch.Size([2, 16, 9, 9])
+    """
+
+
+class SoftConv3d(_SoftConv, nn.Conv3d):
+    """Convolution of volumes."""
+
+
+class SoftConvTranspose1d(_SoftConv, nn.ConvTranspose1d):
+    """Transposed convolution of signals."""
+
+
+class SoftConvTranspose2d(_SoftConv, nn.ConvTranspose2d):
+    """Transposed convolution of pictures."""
+
+
+class SoftConvTranspose3d(_SoftConv, nn.ConvTranspose3d):
+    """Transposed convolution of volumes."""
+
+
+class SoftTable(nn.Module):
+    """A learned table on a grid, (channels, *sizes): positions, or relative-position biases.
+
+    >>> import softequiv as se
+    >>> SoftTable(se.grid(se.SO(2), 7, 7), 16, se.softness(0.5))().shape
+    torch.Size([16, 7, 7])
+    """
+
+    def __init__(
+        self, space: Rep, channels: int, gain: Gain = EXACT, *, std: float = 0.02, mode: Mode = "parametrize"
+    ) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(std * torch.randn(channels, *space.shape))
+        soften_weight(self, "weight", Soft(space, gain), mode)
+
+    def forward(self) -> Tensor:
+        table: Tensor = self.weight
+        return table
+
+
+def soft_weight(module: nn.Module, attribute: str = "weight") -> SoftWeight:
+    """The soft weight of one module."""
+    return next(weight for weight in soft_weights(module) if weight.attribute == attribute and weight.module is module)

@@ -1,0 +1,231 @@
+"""A filtered weight inside a torch module: one mechanism for every layer, with two ways to train it.
+
+"parametrize": the stored parameter is Theta, and every forward pass sees W = gain(Theta) (torch's own parametrisation).
+"project": the module stays plain, its stored weight is W itself, and `hold` projects it after each optimiser step.
+Forward passes never change a parameter, and nothing derived enters the state_dict.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from softequiv.errors import SoftEquivError, WeightError
+from softequiv.gains import Cone, Gain, WeightFilter
+from softequiv.reps import Rep
+from softequiv.spectrum import Filter
+
+Mode = Literal["parametrize", "project"]
+MARK = "_soft_weights"  # where a plain module remembers what `hold` must project
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where the axes on which a group acts lie in a stored tensor; by default they are its last ones.
+
+    `axis`: the stored axis that holds the whole space, flattened, `channels` times over; `skip`: entries at its start that
+    the group leaves alone (class and register tokens); `groups`: the first axis holds so many independent maps (grouped
+    convolution); `swap`: the first two axes are exchanged (transposed convolution).
+    """
+
+    axis: int | None = None
+    skip: int = 0
+    channels: int = 1
+    groups: int = 1
+    swap: bool = False
+
+    def read(self, stored: Tensor, rep: Rep) -> Tensor:
+        """The stored tensor as (..., *rep.shape)."""
+        if self.axis is not None:
+            part = stored.narrow(self.axis, self.skip, self.channels * rep.dim).movedim(self.axis, -1)
+            return part.unflatten(-1, (self.channels, *rep.shape))
+        if self.groups > 1:
+            stored = stored.unflatten(0, (self.groups, -1))
+        return stored.transpose(-len(rep.shape), 1 - len(rep.shape)) if self.swap else stored
+
+    def write(self, stored: Tensor, part: Tensor, rep: Rep) -> Tensor:
+        """A tensor like `stored` with its group axes replaced by `part`."""
+        if self.axis is not None:
+            flat = part.flatten(part.ndim - len(rep.shape) - 1).movedim(-1, self.axis)
+            return torch.cat([stored.narrow(self.axis, 0, self.skip), flat], self.axis) if self.skip else flat
+        part = part.transpose(-len(rep.shape), 1 - len(rep.shape)) if self.swap else part
+        return part.flatten(0, 1) if self.groups > 1 else part
+
+
+@dataclass(frozen=True)
+class Soft:
+    """What is done to one weight: its representation, its gain, and where its axes lie."""
+
+    rep: Rep
+    gain: Gain
+    layout: Layout = field(default_factory=Layout)
+
+
+class FilteredWeight(nn.Module):
+    """Theta -> W = gain(Theta), in float32 whatever autocast says; the filter follows the module to its device."""
+
+    def __init__(self, soft: Soft, mode: Mode = "parametrize") -> None:
+        super().__init__()
+        self.soft, self.mode = soft, mode
+        self.filter: WeightFilter = soft.gain.on(soft.rep)
+        self.held: WeightFilter = soft.gain.constraint(soft.rep) if mode == "project" else self.filter
+
+    def forward(self, theta: Tensor) -> Tensor:
+        return self._through(self.filter, theta)
+
+    def right_inverse(self, weight: Tensor) -> Tensor:
+        """A weight that is assigned becomes Theta as it is: pretrained values are kept."""
+        return weight
+
+    def projected(self, weight: Tensor) -> Tensor:
+        """The nearest weight that the gain's constraint admits."""
+        return self._through(self.held, weight)
+
+    def _through(self, apply: WeightFilter, weight: Tensor) -> Tensor:
+        if isinstance(apply, Filter) and apply.side == "identity":
+            return weight
+        rep, layout = self.soft.rep, self.soft.layout
+        with torch.autocast(weight.device.type, enabled=False):
+            return layout.write(weight, apply(layout.read(weight, rep)), rep)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> FilteredWeight:
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        device = fn(torch.empty(0)).device
+        if isinstance(self.filter, Filter) and device.type != "meta":
+            self.filter = self.filter.to(torch.float32, device)
+        return self
+
+    def extra_repr(self) -> str:
+        return f"{self.soft.rep} under {self.soft.rep.group}, {self.soft.gain}, {self.mode}"
+
+
+@dataclass(frozen=True)
+class SoftWeight:
+    """One soft weight of a model, as iteration shows it."""
+
+    name: str
+    module: nn.Module
+    attribute: str
+    filtered: FilteredWeight
+
+    @property
+    def soft(self) -> Soft:
+        """Representation, gain and layout."""
+        return self.filtered.soft
+
+    @property
+    def stored(self) -> nn.Parameter:
+        """The parameter that the optimiser sees: Theta, or W itself in project mode."""
+        if self.filtered.mode == "parametrize":
+            lists: Any = self.module.parametrizations
+            parameter: nn.Parameter = lists[self.attribute].original
+            return parameter
+        plain: nn.Parameter = getattr(self.module, self.attribute)
+        return plain
+
+    def value(self) -> Tensor:
+        """The weight that the layer uses."""
+        weight: Tensor = getattr(self.module, self.attribute)
+        return weight
+
+    def group_view(self) -> Tensor:
+        """The weight that the layer uses, as (..., *rep.shape)."""
+        return self.soft.layout.read(self.value(), self.soft.rep)
+
+
+def soften_weight(module: nn.Module, attribute: str, soft: Soft, mode: Mode = "parametrize") -> None:
+    """Filter one parameter of a module from now on.
+
+    >>> import softequiv as se
+    >>> layer = nn.Conv2d(3, 8, 5)
+    >>> soften_weight(layer, "weight", Soft(se.grid(se.C(4), 5, 5), se.softness(0)))
+    >>> torch.allclose(layer.weight, layer.weight.rot90(1, (-2, -1)), atol=1e-6)
+    True
+    """
+    if mode not in get_args(Mode):
+        raise SoftEquivError(f"unknown mode {mode!r}; choose 'parametrize' or 'project'")
+    weight = getattr(module, attribute, None)
+    if not isinstance(weight, nn.Parameter):
+        reason = "is filtered already" if parametrize.is_parametrized(module, attribute) else "is not a parameter"
+        raise WeightError(f"{type(module).__name__}.{attribute} {reason}; bake or choose another weight")
+    if not torch.isfinite(weight).all():
+        raise WeightError(f"{type(module).__name__}.{attribute} has entries that are not finite: mend it first")
+    filtered = FilteredWeight(soft, mode)
+    view = soft.layout.read(weight, soft.rep)
+    if tuple(view.shape[view.ndim - len(soft.rep.shape) :]) != soft.rep.shape:
+        raise WeightError(f"{attribute} of shape {tuple(weight.shape)} has no axes {soft.rep.shape} for {soft.rep}")
+    if mode == "parametrize":
+        filtered._apply(lambda t: t.to(weight.device))
+        parametrize.register_parametrization(module, attribute, filtered)
+    else:
+        with torch.no_grad():
+            weight.copy_(filtered(weight))
+        module.__dict__.setdefault(MARK, {})[attribute] = filtered
+
+
+def soft_weights(model: nn.Module) -> Iterator[SoftWeight]:
+    """All soft weights of a model, in the order of its modules."""
+    for prefix, module in model.named_modules():
+        dot = f"{prefix}." if prefix else ""
+        if parametrize.is_parametrized(module):
+            lists: Any = module.parametrizations
+            for attribute, steps in lists.items():
+                for step in steps:
+                    if isinstance(step, FilteredWeight):
+                        yield SoftWeight(dot + attribute, module, attribute, step)
+        for attribute, filtered in module.__dict__.get(MARK, {}).items():
+            yield SoftWeight(dot + attribute, module, attribute, filtered)
+
+
+@torch.no_grad()
+def project(model: nn.Module) -> None:
+    """Project every stored weight of a model in project mode onto its constraint."""
+    for weight in soft_weights(model):
+        if weight.filtered.mode == "project":
+            stored = weight.stored
+            stored.copy_(weight.filtered.projected(stored))
+
+
+def hold(model: nn.Module, optimizer: torch.optim.Optimizer) -> Any:
+    """Keep a model in project mode on its constraints after every step of an optimiser; returns torch's removable
+    handle.
+
+    >>> import softequiv as se
+    >>> layer = nn.Conv2d(3, 8, 5)
+    >>> soften_weight(layer, "weight", Soft(se.grid(se.C(4), 5, 5), se.softness(0)), mode="project")
+    >>> optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    >>> handle = hold(layer, optimizer)
+    """
+    reference = weakref.ref(model)
+
+    def after_step(*_: object) -> None:
+        held = reference()
+        if held is not None:
+            project(held)
+
+    return optimizer.register_step_post_hook(after_step)
+
+
+def set_gain(weight: SoftWeight, gain: Gain) -> None:
+    """Give one soft weight another gain; in project mode its stored value is filtered at once."""
+    fresh = FilteredWeight(Soft(weight.soft.rep, gain, weight.soft.layout), weight.filtered.mode)
+    fresh._apply(lambda t: t.to(weight.stored.device))
+    old = weight.filtered
+    old.soft, old.filter, old.held = fresh.soft, fresh.filter, fresh.held
+    if old.mode == "project":
+        with torch.no_grad():
+            weight.stored.copy_(old(weight.stored))
+
+
+def is_constraint(gain: Gain, rep: Rep) -> bool:
+    """Whether training cannot undo the gain: hard subspaces and cones, not smooth or fractional levels."""
+    apply = gain.on(rep)
+    if isinstance(apply, Cone):
+        return True
+    return isinstance(apply, Filter) and bool(((apply.gains == 0) | (apply.gains == 1)).all())
