@@ -7,6 +7,7 @@ RANGES = "Angle degrees radians parse_range"
 REPS = "Rep scalar vector tensor regular frequency spin grid representation lift outer"
 SPECTRA = "Spectrum Filter spectrum dense"
 GAINS = "hard smooth schur softness least_distortion"
+MODELS = "Plan plan soften set_softness bake save load stored_tensors load_tensors hold project soft_weights"
 ERRORS = (
     "SoftEquivError GroupError RepresentationError NotARepresentationError GainError WeightError TooLargeError "
     "PerformanceWarning"
@@ -14,7 +15,7 @@ ERRORS = (
 
 
 def test_the_public_names_are_these():
-    expected = " ".join([GROUPS, RANGES, REPS, SPECTRA, GAINS, ERRORS]).split()
+    expected = " ".join([GROUPS, RANGES, REPS, SPECTRA, GAINS, MODELS, ERRORS]).split()
     assert sorted(se.__all__) == sorted(expected)
 
 

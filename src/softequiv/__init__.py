@@ -4,6 +4,7 @@ One idea: a weight is a vector in a representation of the group, `rho_W(g) W = r
 equivariant exactly when its weight is invariant. So filter the weight's group spectrum.
 """
 
+from softequiv.adapt import Plan, bake, load, load_tensors, plan, save, set_softness, soften, stored_tensors
 from softequiv.errors import (
     GainError,
     GroupError,
@@ -35,6 +36,7 @@ from softequiv.groups import (
     parse_range,
     radians,
 )
+from softequiv.nn import hold, project, soft_weights
 from softequiv.reps import (
     Rep,
     frequency,
@@ -67,6 +69,7 @@ __all__ = [
     "NotARepresentationError",
     "O",
     "PerformanceWarning",
+    "Plan",
     "Reflection",
     "Rep",
     "RepresentationError",
@@ -77,26 +80,37 @@ __all__ = [
     "Spectrum",
     "TooLargeError",
     "WeightError",
+    "bake",
     "degrees",
     "dense",
     "frequency",
     "grid",
     "group_from",
     "hard",
+    "hold",
     "least_distortion",
     "lift",
+    "load",
+    "load_tensors",
     "outer",
     "parse_group",
     "parse_range",
+    "plan",
+    "project",
     "radians",
     "regular",
     "representation",
+    "save",
     "scalar",
     "schur",
+    "set_softness",
     "smooth",
+    "soft_weights",
+    "soften",
     "softness",
     "spectrum",
     "spin",
+    "stored_tensors",
     "tensor",
     "vector",
 ]

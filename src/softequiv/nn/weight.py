@@ -29,7 +29,7 @@ MARK = "_soft_weights"  # where a plain module remembers what `hold` must projec
 class Layout:
     """Where the axes on which a group acts lie in a stored tensor; by default they are its last ones.
 
-    `axis`: the stored axis that holds the whole space, flattened, `channels` times over; `skip`: entries at its start that
+    `axis`: the stored axis that holds the space, flattened, `channels` times over; `skip`: entries at its start that
     the group leaves alone (class and register tokens); `groups`: the first axis holds so many independent maps (grouped
     convolution); `swap`: the first two axes are exchanged (transposed convolution).
     """

@@ -1,0 +1,92 @@
+"""Back to a plain model: the filtered weights written in, the original classes, keys and dtypes, and a check that
+nothing moved.
+"""
+
+from __future__ import annotations
+
+import copy as copying
+import logging
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from softequiv.errors import SoftEquivError
+from softequiv.nn import FilteredWeight, soft_weights
+from softequiv.nn.weight import MARK
+
+Model = TypeVar("Model", bound=nn.Module)
+log = logging.getLogger("softequiv")
+
+
+def bake(model: Model, *, copy: bool = False, example: Any = None) -> Model:
+    """Write the filtered weights into the model and drop the filters; with `copy`, leave the original untouched.
+
+    With an `example` input the outputs before and after are compared and the largest difference is logged; more than
+    rounding is an error. The weights themselves are always compared.
+
+    >>> import softequiv as se
+    >>> net = se.soften(nn.Conv2d(3, 8, 5), "C4", softness=0.0)
+    >>> plain = se.bake(net, copy=True)
+    >>> type(plain).__name__, torch.equal(plain.weight, net.weight)
+    ('Conv2d', True)
+    """
+    expected = {weight.name: weight.value().detach().clone() for weight in soft_weights(model)}
+    before = outputs(model, example)
+    plain = copying.deepcopy(model) if copy else model
+    values: dict[nn.Module, dict[str, Tensor]] = {}
+    for weight in soft_weights(plain):
+        if weight.filtered.mode == "parametrize":
+            values.setdefault(weight.module, {})[weight.attribute] = expected[weight.name]
+    for module, weights in values.items():
+        unparametrize(module, weights)
+    for module in plain.modules():
+        module.__dict__.pop(MARK, None)
+    stored = dict(plain.named_parameters(remove_duplicate=False))
+    for name, value in expected.items():
+        if not torch.equal(stored[name], value):
+            raise SoftEquivError(f"baking changed {name}; this is a bug: please report it with the model's class")
+    after = outputs(plain, example)
+    if before is not None and after is not None:
+        difference = float((before - after).abs().max())
+        log.info("baked %d weights; largest change of an output: %.1e", len(expected), difference)
+        if difference > 1e-4 * max(1.0, float(before.abs().max())):
+            raise SoftEquivError(
+                f"the baked model's output differs by {difference:.1e}; keep the soft model and report this"
+            )
+    return plain
+
+
+def outputs(model: nn.Module, example: Any) -> Tensor | None:
+    """All floating outputs of a model in eval mode, flattened into one tensor."""
+    if example is None:
+        return None
+    training = model.training
+    model.eval()
+    with torch.no_grad():
+        result: Any = model(**example) if isinstance(example, dict) else model(example)
+    model.train(training)
+    values = result.values() if hasattr(result, "values") else result if isinstance(result, (tuple, list)) else [result]
+    return torch.cat([value.flatten().float() for value in values if isinstance(value, Tensor)])
+
+
+def unparametrize(module: nn.Module, weights: dict[str, Tensor]) -> None:
+    """Replace the parametrised weights of one module by plain parameters.
+
+    torch's own removal edits the dynamic class, which a deep copy shares with its original; here only the instance
+    changes.
+    """
+    lists: Any = module.parametrizations
+    for attribute, steps in lists.items():
+        if len(steps) > 1 or not isinstance(steps[0], FilteredWeight):
+            raise SoftEquivError(
+                f"{type(module).__name__}.{attribute} has other parametrisations; remove them before baking"
+            )
+    trainable = {attribute: lists[attribute].original.requires_grad for attribute in weights}
+    del module.parametrizations
+    module.__class__ = type(module).__bases__[0]
+    plain = {name: nn.Parameter(value, requires_grad=trainable[name]) for name, value in weights.items()}
+    others = dict(module._parameters)
+    module._parameters.clear()
+    for name, parameter in sorted({**plain, **others}.items(), key=lambda item: item[0] != "weight"):
+        module.register_parameter(name, parameter)

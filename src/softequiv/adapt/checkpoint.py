@@ -1,0 +1,202 @@
+"""Save and resume a soft model: its stored parameters as safetensors under the plain model's names, its recipe as JSON.
+
+Because the names are the plain model's, stock checkpoints load into a softened model and the other way round. Nothing
+is
+ever unpickled, and files appear whole or not at all.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from softequiv.adapt.plan import plan
+from softequiv.errors import SoftEquivError
+from softequiv.gains import Gain, hard, least_distortion, schur, smooth, softness
+from softequiv.groups import Angle, parse_group
+from softequiv.nn import set_gain, soft_weights, soften_weight
+from softequiv.reps import Action, Cube, Rep, Square, TensorProduct
+
+WEIGHTS, RECIPE, FORMAT = "model.safetensors", "softequiv.json", 1
+GAINS: dict[str, type[Gain]] = {gain.__name__: gain for gain in (hard, smooth, schur, softness, least_distortion)}
+
+
+def stored_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """What the optimiser trains, and the buffers, under the names of the plain model; tied weights under each name.
+
+    >>> import softequiv as se
+    >>> list(stored_tensors(se.soften(nn.Conv2d(3, 8, 5), "C4", softness=0.5)))
+    ['bias', 'weight']
+    """
+    return {plain_name(name): value for name, value in model.state_dict(keep_vars=True).items()}
+
+
+def plain_name(name: str) -> str:
+    """a.parametrizations.weight.original is a.weight."""
+    head, marker, tail = name.rpartition("parametrizations.")
+    return head + tail.removesuffix(".original") if marker else name
+
+
+def load_tensors(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Load tensors under plain names into a plain or soft model, strictly: names and shapes must agree."""
+    own = stored_tensors(model)
+    problems = [f"missing {name}" for name in own if name not in tensors]
+    problems += [f"unexpected {name}" for name in tensors if name not in own]
+    problems += [
+        f"{name} has shape {tuple(tensors[name].shape)}, the model {tuple(value.shape)}"
+        for name, value in own.items()
+        if name in tensors and tensors[name].shape != value.shape
+    ]
+    if problems:
+        raise SoftEquivError(
+            f"the checkpoint does not fit the model: {'; '.join(problems[:5])}{' ...' * (len(problems) > 5)}"
+        )
+    with torch.no_grad():
+        for name, value in own.items():
+            value.copy_(tensors[name])
+
+
+def recipe(model: nn.Module) -> dict[str, Any]:
+    """What was done to a model, as JSON can hold it."""
+    weights = {weight.name: weight for weight in soft_weights(model)}
+    if not weights:
+        raise SoftEquivError("this model has no soft weights; use the model's own way to save it")
+    reps = {name: weight.soft.rep for name, weight in weights.items()}
+    flat = {
+        name.rpartition(".")[0]: [weight.soft.layout.channels, *weight.soft.rep.shape]
+        for name, weight in weights.items()
+        if isinstance(weight.module, nn.Linear) and weight.soft.layout.axis == 1
+    }
+    first = next(iter(weights.values()))
+    return {
+        "format": FORMAT,
+        "group": first.soft.rep.group.name,
+        "action": action_of(first.soft.rep),
+        "mode": first.filtered.mode,
+        "grids": flat,
+        "weights": {
+            name: {
+                "representation": str(reps[name]),
+                "shape": list(weight.stored.shape),
+                "gain": written(weight.soft.gain),
+            }
+            for name, weight in weights.items()
+        },
+    }
+
+
+def action_of(rep: Rep) -> Action:
+    """How a grid turns; lines and permutations know one way only."""
+    parts = rep.factors if isinstance(rep, TensorProduct) else (rep,)
+    return next((part.action for part in parts if isinstance(part, (Square, Cube))), "exact")
+
+
+def written(gain: Gain) -> dict[str, Any]:
+    """A gain as JSON."""
+    values = dataclasses.asdict(gain)  # type: ignore[call-overload]
+    if isinstance(values.get("within"), Angle):
+        values["within"] = {"radians": float(values["within"])}
+    return {"kind": type(gain).__name__, **values}
+
+
+def read_gain(entry: Mapping[str, Any]) -> Gain:
+    """A gain from JSON."""
+    values = dict(entry)
+    kind = values.pop("kind", None)
+    if kind not in GAINS:
+        raise SoftEquivError(f"the recipe names an unknown gain {kind!r}; known are {', '.join(GAINS)}")
+    if isinstance(values.get("within"), dict):
+        values["within"] = Angle(values["within"]["radians"])
+    try:
+        return GAINS[kind](**values)
+    except TypeError as problem:
+        raise SoftEquivError(f"the recipe's {kind} gain cannot be read: {problem}") from None
+
+
+def save(model: nn.Module, folder: str | Path) -> None:
+    """Write a soft model's parameters and recipe into a folder, each file whole or not at all.
+
+    >>> import tempfile, softequiv as se
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     se.save(se.soften(nn.Conv2d(3, 8, 5), "C4", softness=0.5), folder)
+    ...     net = se.load(nn.Conv2d(3, 8, 5), folder)
+    """
+    target = Path(folder)
+    text = json.dumps(recipe(model), indent=1)
+    target.mkdir(parents=True, exist_ok=True)
+    tensors = {name: value.detach().cpu().clone().contiguous() for name, value in stored_tensors(model).items()}
+    part = target / f".{WEIGHTS}.part"
+    save_file(tensors, part, metadata={"format": "pt"})
+    os.replace(part, target / WEIGHTS)
+    part = target / f".{RECIPE}.part"
+    part.write_text(text)
+    os.replace(part, target / RECIPE)
+
+
+def load(model: nn.Module, folder: str | Path) -> nn.Module:
+    """Soften a plain model as the folder's recipe says and load its parameters; a soft model must have the same
+    recipe.
+    """
+    source = Path(folder)
+    for name in (RECIPE, WEIGHTS):
+        if not (source / name).is_file():
+            raise SoftEquivError(f"{source} holds no {name}; it is not a folder that softequiv.save wrote")
+    try:
+        wanted = json.loads((source / RECIPE).read_text())
+    except (json.JSONDecodeError, UnicodeDecodeError) as problem:
+        raise SoftEquivError(f"{source / RECIPE} is not JSON: {problem}") from None
+    if not isinstance(wanted, dict) or wanted.get("format") != FORMAT or not isinstance(wanted.get("weights"), dict):
+        raise SoftEquivError(f"{source / RECIPE} is not a recipe of format {FORMAT}")
+    if next(soft_weights(model), None) is None:
+        apply_recipe(model, wanted)
+    else:
+        refuse_difference(recipe(model), wanted)
+    load_tensors(model, load_file(source / WEIGHTS))
+    return model
+
+
+def apply_recipe(model: nn.Module, wanted: Mapping[str, Any]) -> None:
+    """Soften a plain model as a recipe says; a weight that the model does not have in that form is refused."""
+    names = list(wanted["weights"])
+    grids = {name: tuple(sizes) for name, sizes in wanted.get("grids", {}).items()}
+    todo = plan(
+        model, parse_group(wanted["group"]), softness=1.0, only=names, grids=grids, action=wanted.get("action", "exact")
+    )
+    planned = {weight.found.name: weight for weight in todo.weights}
+    for name, entry in wanted["weights"].items():
+        weight = planned[name]
+        if (str(weight.soft.rep), list(weight.shape)) != (entry["representation"], entry["shape"]):
+            raise SoftEquivError(
+                f"{name}: the checkpoint has {entry['representation']} {entry['shape']}, the model "
+                f"{weight.soft.rep} {list(weight.shape)}"
+            )
+    for weight in planned.values():
+        soften_weight(model.get_submodule(weight.found.module), weight.found.attribute, weight.soft, wanted["mode"])
+    for own in soft_weights(model):
+        set_gain(own, read_gain(wanted["weights"][own.name]["gain"]))
+
+
+def refuse_difference(own: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    """Spell out where two recipes differ."""
+    differences = [
+        f"{key}: {wanted.get(key)!r} in the checkpoint, {own[key]!r} here"
+        for key in own
+        if key != "weights" and wanted.get(key) != own[key]
+    ]
+    theirs, ours = wanted["weights"], own["weights"]
+    differences += [f"{name} is soft in one of them only" for name in sorted(set(theirs) ^ set(ours))]
+    differences += [
+        f"{name}: {theirs[name]} in the checkpoint, {ours[name]} here"
+        for name in ours
+        if name in theirs and theirs[name] != ours[name]
+    ]
+    if differences:
+        raise SoftEquivError("the checkpoint was made by another recipe: " + "; ".join(differences[:5]))

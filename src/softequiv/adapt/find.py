@@ -1,0 +1,182 @@
+"""Which weights of this model live on a grid? Found by structure and type, not by the names of one library's release.
+
+A finder takes one module and yields what it recognises there: weights with their representation, or weights that it
+must
+leave alone, with the reason. A new family of models is one new finder in `FINDERS`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from softequiv.errors import RepresentationError, SoftEquivError, TooLargeError
+from softequiv.groups import Group
+from softequiv.nn import Layout
+from softequiv.reps import Action, Rep, grid
+
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+MOST_PREFIX_TOKENS = 8  # class, distillation and register tokens before the grid
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What the finders are told: the group, how it acts on pixels, and the grids behind flattened linear layers."""
+
+    group: Group
+    action: Action = "exact"
+    grids: Mapping[str, tuple[int, ...]] | None = None
+
+    def grid(self, *sizes: int) -> Rep:
+        """The action on a grid of these sizes."""
+        return grid(self.group, *sizes, action=self.action)
+
+
+@dataclass(frozen=True)
+class Found:
+    """A weight that can be filtered: parameter `attribute` of the module called `module`."""
+
+    module: str
+    attribute: str
+    what: str
+    rep: Rep
+    layout: Layout = Layout()  # noqa: RUF009  (frozen)
+
+    @property
+    def name(self) -> str:
+        """The parameter's name in the plain model."""
+        return f"{self.module}.{self.attribute}" if self.module else self.attribute
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """A weight that is left alone, and why."""
+
+    name: str
+    reason: str
+
+
+Finding = Found | Skipped
+Finder = Callable[[str, nn.Module, Setting], Iterator[Finding]]
+
+
+def find(model: nn.Module, setting: Setting) -> Iterator[Finding]:
+    """Everything that the finders recognise, and every other weight matrix with the reason why it stays."""
+    refuse_foreign_layers(model)
+    for name, module in model.named_modules():
+        known: set[str] = set()
+        for finder in FINDERS:
+            for finding in finder(name, module, setting):
+                known.add(finding.name)
+                yield finding
+        for attribute, parameter in module.named_parameters(recurse=False):
+            full = f"{name}.{attribute}" if name else attribute
+            if full not in known and parameter.ndim > 1:
+                yield Skipped(full, "acts on channels, which carry no representation of the group")
+
+
+def refuse_foreign_layers(model: nn.Module) -> None:
+    """LoRA and quantised layers keep a weight that is not the one they use; filtering it would give a wrong model."""
+    for name, module in model.named_modules():
+        origin = type(module).__module__.split(".")[0]
+        if origin == "peft" or hasattr(module, "lora_A"):
+            raise SoftEquivError(
+                f"{name or 'the model'} is a PEFT layer: merge it first (merge_and_unload), then soften"
+            )
+        weight = getattr(module, "weight", None)
+        if isinstance(weight, nn.Parameter) and not weight.is_floating_point():
+            raise SoftEquivError(f"{name}.weight is stored as {weight.dtype}: dequantise the model before softening it")
+
+
+def on_grid(name: str, attribute: str, what: str, setting: Setting, sizes: tuple[int, ...], layout: Layout) -> Finding:
+    """A weight on a grid, or the reason why the group does not act there."""
+    full = f"{name}.{attribute}" if name else attribute
+    if max(sizes) == 1:
+        return Skipped(full, "a kernel of size one has no directions to filter")
+    try:
+        return Found(name, attribute, what, setting.grid(*sizes), layout)
+    except (RepresentationError, TooLargeError) as error:
+        return Skipped(full, str(error))
+
+
+def convolutions(name: str, module: nn.Module, setting: Setting) -> Iterator[Finding]:
+    """Kernels, patch embeddings among them: one grid per pair of channels."""
+    if isinstance(module, CONVOLUTIONS):
+        patch = module.stride == module.kernel_size and max(module.kernel_size) > 1
+        what = "patch embedding" if patch else "kernel"
+        yield on_grid(name, "weight", what, setting, tuple(module.kernel_size), Layout())
+
+
+def square_grid(tokens: int) -> tuple[int, int] | None:
+    """(prefix tokens, side) with tokens = prefix + side^2 and the shortest prefix."""
+    for prefix in range(MOST_PREFIX_TOKENS + 1):
+        side = math.isqrt(max(tokens - prefix, 0))
+        if side > 1 and side * side == tokens - prefix:
+            return prefix, side
+    return None
+
+
+def positions(name: str, module: nn.Module, setting: Setting) -> Iterator[Finding]:
+    """Absolute position tables: (1, tokens, width), (1, width, H, W), or an embedding (tokens, width) called
+    position.
+    """
+    if isinstance(module, nn.Embedding):
+        tables: list[tuple[str, Tensor]] = [("weight", module.weight)] if "position" in name.rsplit(".", 1)[-1] else []
+    else:
+        own = module.named_parameters(recurse=False)
+        tables = [(key, value) for key, value in own if "pos" in key and "relative" not in key and value.ndim >= 2]
+    for attribute, table in tables:
+        full = f"{name}.{attribute}" if name else attribute
+        if table.ndim == 4:
+            yield on_grid(name, attribute, "positions", setting, tuple(table.shape[-2:]), Layout())
+            continue
+        axis = table.ndim - 2
+        found = square_grid(table.shape[axis])
+        if found is None:
+            yield Skipped(
+                full, f"{table.shape[axis]} positions are no square grid with up to {MOST_PREFIX_TOKENS} extra tokens"
+            )
+        else:
+            prefix, side = found
+            yield on_grid(name, attribute, "positions", setting, (side, side), Layout(axis=axis, skip=prefix))
+
+
+def relative_biases(name: str, module: nn.Module, setting: Setting) -> Iterator[Finding]:
+    """Swin's table of biases by displacement, ((2h - 1)(2w - 1), heads)."""
+    for attribute, table in module.named_parameters(recurse=False):
+        if attribute.endswith("relative_position_bias_table"):
+            side = math.isqrt(table.shape[0])
+            if side * side == table.shape[0]:
+                yield on_grid(name, attribute, "relative bias", setting, (side, side), Layout(axis=0))
+            else:
+                yield Skipped(f"{name}.{attribute}", f"{table.shape[0]} displacements are no square window")
+
+
+def rotary(name: str, module: nn.Module, setting: Setting) -> Iterator[Finding]:
+    """Rotary positions have no table: they turn queries and keys by fixed functions of the two coordinates."""
+    kind = type(module).__name__.lower()
+    if "rope" in kind or "rotary" in kind:
+        yield Skipped(
+            name,
+            "rotary positions are fixed functions of row and column, with nothing to filter; attention still "
+            "tells directions apart",
+        )
+
+
+def flattened(name: str, module: nn.Module, setting: Setting) -> Iterator[Finding]:
+    """Linear layers on flattened pictures, as the user lists them: grids={"fc1": (1, 28, 28)}."""
+    sizes = (setting.grids or {}).get(name)
+    if sizes is None:
+        return
+    if not isinstance(module, nn.Linear) or math.prod(sizes) != module.in_features:
+        expected = getattr(module, "in_features", "no")
+        raise SoftEquivError(
+            f"grids[{name!r}] = {sizes} has {math.prod(sizes)} entries; the layer has {expected} inputs"
+        )
+    yield on_grid(name, "weight", "flattened grid", setting, sizes[1:], Layout(axis=1, channels=sizes[0]))
+
+
+FINDERS: tuple[Finder, ...] = (convolutions, positions, relative_biases, rotary, flattened)

@@ -1,0 +1,200 @@
+"""A dry run: which weights will be filtered and how, which are left alone and why, and what geometry will spoil."""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from softequiv.adapt.find import Found, Setting, Skipped, find
+from softequiv.adapt.geometry import Uneven, uneven_layers
+from softequiv.errors import GainError, GroupError, SoftEquivError
+from softequiv.gains import Gain, LevelGain, least_distortion
+from softequiv.gains import softness as softness_gain
+from softequiv.groups import Group, parse_group
+from softequiv.nn import Soft, is_constraint
+from softequiv.reps import Action
+from softequiv.spectrum import spectrum
+
+Softness = float | Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One weight that will be filtered."""
+
+    found: Found
+    soft: Soft
+    shape: tuple[int, ...]
+
+    @property
+    def kept(self) -> str:
+        """How many of how many directions stay, or what is promised instead."""
+        if isinstance(self.soft.gain, LevelGain):
+            kept = self.soft.gain.kept(spectrum(self.soft.rep))
+            return f"{kept.directions:.4g} of {kept.total}"
+        if isinstance(self.soft.gain, least_distortion):
+            return f"error <= {self.soft.gain.error:g} within {self.soft.gain.within!r}"
+        return str(self.soft.gain)
+
+    @property
+    def holds(self) -> str:
+        """Whether training keeps what the filter did."""
+        return "constraint" if is_constraint(self.soft.gain, self.soft.rep) else "starting point"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What `soften` will do; print it."""
+
+    group: Group
+    action: Action
+    weights: tuple[Planned, ...]
+    skipped: tuple[Skipped, ...]
+    uneven: tuple[Uneven, ...] = ()
+    note: str = ""
+
+    def __str__(self) -> str:
+        rows = [("weight", "what", "shape", "levels", "kept", "after training")]
+        for weight in self.weights:
+            levels = len(spectrum(weight.soft.rep).levels)
+            shape = "x".join(map(str, weight.shape))
+            rows.append((weight.found.name, weight.found.what, shape, str(levels), weight.kept, weight.holds))
+        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+        reasons = Counter(skipped.reason for skipped in self.skipped)
+        lines.append(f"left alone: {len(self.skipped)} weights")
+        for reason, count in reasons.most_common():
+            example = next(skipped.name for skipped in self.skipped if skipped.reason == reason)
+            lines.append(f"  {count} x {reason} ({example}{', ...' if count > 1 else ''})")
+        lines += [f"geometry: {uneven}" for uneven in self.uneven]
+        return "\n".join([f"{self.group}: {len(self.weights)} weights", *lines, *([self.note] if self.note else [])])
+
+
+def chosen_gain(
+    name: str, softness: Softness | None, error: float | None, within: float | None, gain: Gain | None
+) -> Gain | None:
+    """The gain of one weight from what the user said; None where a mapping of softness does not name it."""
+    if sum(choice is not None for choice in (softness, error, gain)) != 1:
+        raise GainError("say how equivariant in exactly one way: softness=..., error=... with within=..., or gain=...")
+    if error is not None:
+        if within is None:
+            raise GainError(f"error={error!r} needs within=..., the range it holds for, such as degrees(30)")
+        return least_distortion(error, within)
+    if within is not None:
+        raise GainError("within=... belongs to error=...; softness and gains need no range")
+    if isinstance(softness, Mapping):
+        value = next((s for pattern, s in softness.items() if fnmatch.fnmatch(name, pattern)), None)
+        return None if value is None else softness_gain(value)
+    return softness_gain(softness) if softness is not None else gain
+
+
+def matching(names: Iterable[str], patterns: Iterable[str]) -> set[str]:
+    """The names that any pattern matches; a pattern that matches none is an error with close matches."""
+    names = list(names)
+    out: set[str] = set()
+    for pattern in patterns:
+        hits = fnmatch.filter(names, pattern) + [name for name in names if name.startswith(pattern + ".")]
+        if not hits:
+            close = difflib.get_close_matches(pattern, names, n=3, cutoff=0.3)
+            raise SoftEquivError(
+                f"{pattern!r} names no weight that can be softened; close to it: {', '.join(close) or 'none'}"
+            )
+        out.update(hits)
+    return out
+
+
+def as_group(group: Group | str) -> Group:
+    """A group, also from its name."""
+    if isinstance(group, str):
+        return parse_group(group)
+    if not isinstance(group, Group):
+        raise GroupError(f"group must be a group or its name, such as SO(2) or 'C18'; got {group!r}")
+    return group
+
+
+def plan(
+    model: nn.Module,
+    group: Group | str,
+    *,
+    softness: Softness | None = None,
+    error: float | None = None,
+    within: float | None = None,
+    gain: Gain | None = None,
+    only: Iterable[str] | None = None,
+    skip: Iterable[str] = (),
+    grids: Mapping[str, tuple[int, ...]] | None = None,
+    action: Action = "exact",
+    image_size: int | None = None,
+) -> Plan:
+    """What `soften` with the same arguments will do, without doing it.
+
+    `softness` is one number or a mapping from patterns to numbers (the first match counts); `only` and `skip` are names
+    or patterns of weights; `grids` names linear layers on flattened pictures with their (channels, H, W). Geometry is
+    checked at `image_size`, by default the one in the model's config.
+
+    >>> import softequiv as se
+    >>> net = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 1))
+    >>> print(se.plan(net, "C4", softness=0.0, image_size=32))
+    C4: 1 weights
+    weight    what    shape    levels  kept    after training
+    0.weight  kernel  8x3x3x3  3       3 of 9  constraint
+    left alone: 1 weights
+      1 x a kernel of size one has no directions to filter (2.weight)
+    """
+    setting = Setting(as_group(group), action, grids)
+    findings = list(find(model, setting))
+    found = [finding for finding in findings if isinstance(finding, Found)]
+    names = [finding.name for finding in found]
+    chosen = matching(names, only) if only is not None else set(names)
+    chosen -= matching(names, skip)
+    skipped = [finding for finding in findings if isinstance(finding, Skipped)]
+    skipped += [Skipped(name, "not chosen") for name in names if name not in chosen]
+    if isinstance(softness, Mapping):
+        matching(names, softness)
+    if not found:
+        raise SoftEquivError(
+            f"no weight of {type(model).__name__} lives on a grid under {setting.group}: {_reasons(skipped)}"
+        )
+    planned = []
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    for finding in found:
+        if finding.name not in chosen:
+            continue
+        own = chosen_gain(finding.name, softness, error, within, gain)
+        if own is None:
+            skipped.append(Skipped(finding.name, "no softness given for it"))
+            continue
+        shape = tuple(parameters[finding.name].shape)
+        planned.append(Planned(finding, Soft(finding.rep, own, finding.layout), shape))
+    size = image_size or config_size(model)
+    uneven, note = geometry(model, size, parameters) if size else ((), "geometry not checked: give image_size=...")
+    return Plan(setting.group, action, tuple(planned), tuple(skipped), uneven, note)
+
+
+def _reasons(skipped: list[Skipped]) -> str:
+    return "; ".join(sorted({item.reason for item in skipped})[:3]) or "it has no weights"
+
+
+def config_size(model: nn.Module) -> int | None:
+    """The image size in a model's config, if it has one."""
+    size = getattr(getattr(model, "config", None), "image_size", None)
+    return int(size[0]) if isinstance(size, (tuple, list)) else int(size) if size else None
+
+
+def geometry(model: nn.Module, size: int, parameters: Mapping[str, nn.Parameter]) -> tuple[tuple[Uneven, ...], str]:
+    """Layers that do not cover a picture of this size evenly."""
+    channels = getattr(getattr(model, "config", None), "num_channels", None)
+    if channels is None:
+        first = next((module for module in model.modules() if isinstance(module, nn.Conv2d)), None)
+        channels = first.in_channels * 1 if first is not None else 3
+    dtype = next(iter(parameters.values())).dtype
+    try:
+        return tuple(uneven_layers(model, torch.empty(1, channels, size, size, dtype=dtype))), ""
+    except Exception as problem:
+        return (), f"geometry not checked at {size} pixels: {type(problem).__name__} in a dry forward pass"

@@ -1,0 +1,78 @@
+"""The call that users come for: make a model as equivariant as asked, in place, and turn the dial later."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TypeVar
+
+from torch import nn
+
+from softequiv.adapt.plan import Softness, matching, plan
+from softequiv.errors import GainError, SoftEquivError
+from softequiv.gains import Gain
+from softequiv.gains import softness as softness_gain
+from softequiv.groups import Group
+from softequiv.nn import Mode, set_gain, soft_weights, soften_weight
+from softequiv.reps import Action
+
+Model = TypeVar("Model", bound=nn.Module)
+
+
+def soften(
+    model: Model,
+    group: Group | str,
+    *,
+    softness: Softness | None = None,
+    error: float | None = None,
+    within: float | None = None,
+    gain: Gain | None = None,
+    mode: Mode = "parametrize",
+    only: Iterable[str] | None = None,
+    skip: Iterable[str] = (),
+    grids: Mapping[str, tuple[int, ...]] | None = None,
+    action: Action = "exact",
+) -> Model:
+    """Filter every weight of a model that lives on a grid, in place, and return the model.
+
+    `softness` 0 is equivariant and 1 leaves the model as it is; `error`, `within` ask for a certified relative change
+    of
+    every weight it touches, with the least change to the pretrained values. `mode` "parametrize" filters in the forward
+    pass; "project" keeps plain modules and needs `hold(model, optimizer)`. The other arguments are those of `plan`.
+
+    >>> import torch, softequiv as se
+    >>> net = se.soften(nn.Conv2d(3, 8, 5), "SO(2)", error=0.1, within=se.degrees(30))
+    >>> round(se.spectrum(se.grid(se.SO(2), 5, 5)).error(net.weight, se.degrees(30)), 4)
+    0.1
+    """
+    if next(soft_weights(model), None) is not None:
+        raise SoftEquivError("this model is soft already; turn the dial with set_softness, or bake it first")
+    todo = plan(
+        model,
+        group,
+        softness=softness,
+        error=error,
+        within=within,
+        gain=gain,
+        only=only,
+        skip=skip,
+        grids=grids,
+        action=action,
+    )
+    for weight in todo.weights:
+        soften_weight(model.get_submodule(weight.found.module), weight.found.attribute, weight.soft, mode)
+    return model
+
+
+def set_softness(model: nn.Module, softness: float, only: Iterable[str] | None = None) -> None:
+    """Turn the dial of a soft model, or of the weights that `only` names.
+
+    >>> import softequiv as se
+    >>> net = se.soften(nn.Conv2d(3, 8, 5), "C4", softness=0.0)
+    >>> se.set_softness(net, 1.0)
+    """
+    weights = {weight.name: weight for weight in soft_weights(model)}
+    if not weights:
+        raise GainError("this model has no soft weights; call soften first")
+    names = matching(weights, only) if only is not None else set(weights)
+    for name in names:
+        set_gain(weights[name], softness_gain(softness))
