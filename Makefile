@@ -17,14 +17,14 @@ SETUP_COST = The first run installs about 1.4 GB into $(VENV) (CPU build of torc
 .PHONY: test demo bench setup clean
 
 test:
-	@echo "make test: lint, types, tests and doctests, a few minutes on two cores. $(SETUP_COST)"
+	@echo "make test: lint, types, tests and doctests, about four minutes on two cores. $(SETUP_COST)"
 	@$(MAKE) --no-print-directory setup
 	$(BIN)/ruff check .
 	$(BIN)/mypy src
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
 demo:
-	@echo "make demo: the worked example, about a minute. $(SETUP_COST)"
+	@echo "make demo: the worked example, about 15 seconds. $(SETUP_COST)"
 	@$(MAKE) --no-print-directory setup
 	$(BIN)/python examples/worked_example.py
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -22,10 +23,12 @@ from softequiv.adapt.plan import plan
 from softequiv.errors import SoftEquivError
 from softequiv.gains import Gain, hard, least_distortion, schur, smooth, softness
 from softequiv.groups import Angle, parse_group
-from softequiv.nn import set_gain, soft_weights, soften_weight
+from softequiv.nn import project, set_gain, soft_weights, soften_weight, softenable
 from softequiv.reps import Action, Cube, Rep, Square, TensorProduct
 
 WEIGHTS, RECIPE, FORMAT = "model.safetensors", "softequiv.json", 1
+ENTRIES: dict[str, type] = {"group": str, "action": str, "mode": str, "grids": dict, "weights": dict}
+WEIGHT_ENTRIES: dict[str, type] = {"representation": str, "shape": list, "gain": dict}
 GAINS: dict[str, type[Gain]] = {gain.__name__: gain for gain in (hard, smooth, schur, softness, least_distortion)}
 
 
@@ -46,7 +49,24 @@ def plain_name(name: str) -> str:
 
 
 def load_tensors(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Load tensors under plain names into a plain or soft model, strictly: names and shapes must agree."""
+    """Load tensors under plain names into a plain or soft model, strictly: names and shapes must agree.
+
+    In project mode they are then projected onto the constraints, as after an optimiser step.
+    """
+    refuse_misfits(model, tensors)
+    copy_tensors(model, tensors)
+    project(model)
+
+
+@torch.no_grad()
+def copy_tensors(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Write tensors that fit into what a model stores."""
+    for name, value in stored_tensors(model).items():
+        value.copy_(tensors[name])
+
+
+def refuse_misfits(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Spell out which names and shapes of a checkpoint are not the model's."""
     own = stored_tensors(model)
     problems = [f"missing {name}" for name in own if name not in tensors]
     problems += [f"unexpected {name}" for name in tensors if name not in own]
@@ -59,9 +79,6 @@ def load_tensors(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
         raise SoftEquivError(
             f"the checkpoint does not fit the model: {'; '.join(problems[:5])}{' ...' * (len(problems) > 5)}"
         )
-    with torch.no_grad():
-        for name, value in own.items():
-            value.copy_(tensors[name])
 
 
 def recipe(model: nn.Module) -> dict[str, Any]:
@@ -117,7 +134,7 @@ def read_gain(entry: Mapping[str, Any]) -> Gain:
         values["within"] = Angle(values["within"]["radians"])
     try:
         return GAINS[kind](**values)
-    except TypeError as problem:
+    except (TypeError, KeyError) as problem:
         raise SoftEquivError(f"the recipe's {kind} gain cannot be read: {problem}") from None
 
 
@@ -145,31 +162,56 @@ def load(model: nn.Module, folder: str | Path) -> nn.Module:
     """Soften a plain model as the folder's recipe says and load its parameters; a soft model must have the same
     recipe.
     """
-    source = Path(folder)
-    for name in (RECIPE, WEIGHTS):
-        if not (source / name).is_file():
-            raise SoftEquivError(f"{source} holds no {name}; it is not a folder that softequiv.save wrote")
-    try:
-        wanted = json.loads((source / RECIPE).read_text())
-    except (json.JSONDecodeError, UnicodeDecodeError) as problem:
-        raise SoftEquivError(f"{source / RECIPE} is not JSON: {problem}") from None
-    if not isinstance(wanted, dict) or wanted.get("format") != FORMAT or not isinstance(wanted.get("weights"), dict):
-        raise SoftEquivError(f"{source / RECIPE} is not a recipe of format {FORMAT}")
-    if next(soft_weights(model), None) is None:
-        apply_recipe(model, wanted)
-    else:
+    wanted, tensors = read_recipe(Path(folder) / RECIPE), read_tensors(Path(folder) / WEIGHTS)
+    soft = next(soft_weights(model), None) is not None
+    if soft:
         refuse_difference(recipe(model), wanted)
-    load_tensors(model, load_file(source / WEIGHTS))
+    refuse_misfits(model, tensors)
+    if not soft:
+        apply_recipe(model, wanted)
+    copy_tensors(model, tensors)
     return model
+
+
+def refuse_missing(path: Path) -> None:
+    """A file of a checkpoint must be there."""
+    if not path.is_file():
+        raise SoftEquivError(f"{path.parent} holds no {path.name}; it is not a folder that softequiv.save wrote")
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """The tensors of a checkpoint."""
+    refuse_missing(path)
+    try:
+        return load_file(path)
+    except (SafetensorError, OSError) as problem:
+        raise SoftEquivError(f"{path} cannot be read, it may be cut short: {problem}; copy it again") from None
+
+
+def read_recipe(path: Path) -> dict[str, Any]:
+    """The recipe of a checkpoint, with the entries that a recipe has."""
+    refuse_missing(path)
+    try:
+        wanted = json.loads(path.read_text())
+    except (json.JSONDecodeError, UnicodeDecodeError) as problem:
+        raise SoftEquivError(f"{path} is not JSON: {problem}; copy it again") from None
+    if not isinstance(wanted, dict) or wanted.get("format") != FORMAT:
+        raise SoftEquivError(f"{path} is not a recipe of format {FORMAT}; it needs the softequiv that wrote it")
+    for key, kind in ENTRIES.items():
+        if not isinstance(wanted.get(key), kind):
+            raise SoftEquivError(f"{path} is damaged: its {key!r} is {wanted.get(key)!r}, not a {kind.__name__}")
+    for name, entry in wanted["weights"].items():
+        for key, kind in WEIGHT_ENTRIES.items():
+            if not isinstance(entry, dict) or not isinstance(entry.get(key), kind):
+                raise SoftEquivError(f"{path} is damaged: {name!r} has no {key!r} that is a {kind.__name__}")
+    return wanted
 
 
 def apply_recipe(model: nn.Module, wanted: Mapping[str, Any]) -> None:
     """Soften a plain model as a recipe says; a weight that the model does not have in that form is refused."""
     names = list(wanted["weights"])
-    grids = {name: tuple(sizes) for name, sizes in wanted.get("grids", {}).items()}
-    todo = plan(
-        model, parse_group(wanted["group"]), softness=1.0, only=names, grids=grids, action=wanted.get("action", "exact")
-    )
+    grids = {name: tuple(sizes) for name, sizes in wanted["grids"].items()}
+    todo = plan(model, parse_group(wanted["group"]), softness=1.0, only=names, grids=grids, action=wanted["action"])
     planned = {weight.found.name: weight for weight in todo.weights}
     for name, entry in wanted["weights"].items():
         weight = planned[name]
@@ -178,10 +220,13 @@ def apply_recipe(model: nn.Module, wanted: Mapping[str, Any]) -> None:
                 f"{name}: the checkpoint has {entry['representation']} {entry['shape']}, the model "
                 f"{weight.soft.rep} {list(weight.shape)}"
             )
+    gains = {name: read_gain(entry["gain"]) for name, entry in wanted["weights"].items()}
+    for name, weight in planned.items():
+        softenable(model.get_submodule(weight.found.module), weight.found.attribute, wanted["mode"], name)
     for weight in planned.values():
         soften_weight(model.get_submodule(weight.found.module), weight.found.attribute, weight.soft, wanted["mode"])
     for own in soft_weights(model):
-        set_gain(own, read_gain(wanted["weights"][own.name]["gain"]))
+        set_gain(own, gains[own.name])
 
 
 def refuse_difference(own: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:

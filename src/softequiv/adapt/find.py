@@ -7,6 +7,7 @@ leave alone, with the reason. A new family of models is one new finder in `FINDE
 
 from __future__ import annotations
 
+import difflib
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -66,8 +67,9 @@ Finder = Callable[[str, nn.Module, Setting], Iterator[Finding]]
 def find(model: nn.Module, setting: Setting) -> Iterator[Finding]:
     """Everything that the finders recognise, and every other weight matrix with the reason why it stays."""
     refuse_foreign_layers(model)
+    refuse_unknown_grids(model, setting)
+    known: set[str] = set()
     for name, module in model.named_modules():
-        known: set[str] = set()
         for finder in FINDERS:
             for finding in finder(name, module, setting):
                 known.add(finding.name)
@@ -81,14 +83,33 @@ def find(model: nn.Module, setting: Setting) -> Iterator[Finding]:
 def refuse_foreign_layers(model: nn.Module) -> None:
     """LoRA and quantised layers keep a weight that is not the one they use; filtering it would give a wrong model."""
     for name, module in model.named_modules():
-        origin = type(module).__module__.split(".")[0]
-        if origin == "peft" or hasattr(module, "lora_A"):
+        origin = type(module).__module__.split(".")
+        if origin[0] == "peft" or hasattr(module, "lora_A"):
             raise SoftEquivError(
                 f"{name or 'the model'} is a PEFT layer: merge it first (merge_and_unload), then soften"
             )
+        if "quantized" in origin:
+            raise SoftEquivError(
+                f"{name or 'the model'} is a quantised {type(module).__name__}: soften and bake the model before you "
+                "quantise it"
+            )
         weight = getattr(module, "weight", None)
-        if isinstance(weight, nn.Parameter) and not weight.is_floating_point():
-            raise SoftEquivError(f"{name}.weight is stored as {weight.dtype}: dequantise the model before softening it")
+        if isinstance(weight, nn.Parameter) and not (weight.is_floating_point() and weight.dtype.itemsize > 1):
+            raise SoftEquivError(
+                f"{f'{name}.weight' if name else 'weight'} is stored as {weight.dtype}, which cannot be filtered: "
+                "dequantise the model before softening it"
+            )
+
+
+def refuse_unknown_grids(model: nn.Module, setting: Setting) -> None:
+    """Every layer that `grids` names must exist."""
+    names = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    for name in setting.grids or {}:
+        if name not in names:
+            close = difflib.get_close_matches(name, names, n=3, cutoff=0.3) or names[:3]
+            raise SoftEquivError(
+                f"grids names {name!r}, which is no linear layer; there are {', '.join(close) or 'none'}"
+            )
 
 
 def on_grid(name: str, attribute: str, what: str, setting: Setting, sizes: tuple[int, ...], layout: Layout) -> Finding:
@@ -166,17 +187,27 @@ def rotary(name: str, module: nn.Module, setting: Setting) -> Iterator[Finding]:
         )
 
 
+def patch_merging(name: str, module: nn.Module, setting: Setting) -> Iterator[Finding]:
+    """Swin's steps between stages: a norm and a linear map on the channels of 2 x 2 neighbours, one after another."""
+    norm, linear = getattr(module, "norm", None), getattr(module, "reduction", None)
+    if isinstance(norm, nn.LayerNorm) and isinstance(linear, nn.Linear) and linear.in_features == norm.weight.numel():
+        yield Skipped(
+            f"{name}.reduction.weight",
+            "merges 2 x 2 neighbours and is not filtered; the model tells directions apart here",
+        )
+
+
 def flattened(name: str, module: nn.Module, setting: Setting) -> Iterator[Finding]:
     """Linear layers on flattened pictures, as the user lists them: grids={"fc1": (1, 28, 28)}."""
     sizes = (setting.grids or {}).get(name)
     if sizes is None:
         return
     if not isinstance(module, nn.Linear) or math.prod(sizes) != module.in_features:
-        expected = getattr(module, "in_features", "no")
         raise SoftEquivError(
-            f"grids[{name!r}] = {sizes} has {math.prod(sizes)} entries; the layer has {expected} inputs"
+            f"grids[{name!r}] = {sizes} has {math.prod(sizes)} entries; the layer has {module.in_features} inputs: "
+            "give (channels, H, W)"
         )
     yield on_grid(name, "weight", "flattened grid", setting, sizes[1:], Layout(axis=1, channels=sizes[0]))
 
 
-FINDERS: tuple[Finder, ...] = (convolutions, positions, relative_biases, rotary, flattened)
+FINDERS: tuple[Finder, ...] = (convolutions, positions, relative_biases, rotary, patch_merging, flattened)

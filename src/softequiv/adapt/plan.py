@@ -7,6 +7,7 @@ import fnmatch
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import get_args
 
 import torch
 from torch import nn
@@ -94,13 +95,16 @@ def chosen_gain(
     return softness_gain(softness) if softness is not None else gain
 
 
-def matching(names: Iterable[str], patterns: Iterable[str]) -> set[str]:
-    """The names that any pattern matches; a pattern that matches none is an error with close matches."""
+def matching(names: Iterable[str], patterns: Iterable[str], skipped: Iterable[Skipped] = ()) -> set[str]:
+    """The names that any pattern matches; a pattern that matches none is an error with the reason or close matches."""
     names = list(names)
     out: set[str] = set()
     for pattern in patterns:
         hits = fnmatch.filter(names, pattern) + [name for name in names if name.startswith(pattern + ".")]
         if not hits:
+            reason = next((item.reason for item in skipped if fnmatch.fnmatch(item.name, pattern)), None)
+            if reason is not None:
+                raise SoftEquivError(f"{pattern!r} cannot be softened: {reason}")
             close = difflib.get_close_matches(pattern, names, n=3, cutoff=0.3)
             raise SoftEquivError(
                 f"{pattern!r} names no weight that can be softened; close to it: {', '.join(close) or 'none'}"
@@ -147,13 +151,15 @@ def plan(
     left alone: 1 weights
       1 x a kernel of size one has no directions to filter (2.weight)
     """
+    if action not in get_args(Action):
+        raise SoftEquivError(f"unknown action {action!r}; choose from {', '.join(map(repr, get_args(Action)))}")
     setting = Setting(as_group(group), action, grids)
     findings = list(find(model, setting))
     found = [finding for finding in findings if isinstance(finding, Found)]
     names = [finding.name for finding in found]
-    chosen = matching(names, only) if only is not None else set(names)
-    chosen -= matching(names, skip)
     skipped = [finding for finding in findings if isinstance(finding, Skipped)]
+    chosen = matching(names, only, skipped) if only is not None else set(names)
+    chosen -= matching(names, skip, skipped)
     skipped += [Skipped(name, "not chosen") for name in names if name not in chosen]
     if isinstance(softness, Mapping):
         matching(names, softness)
@@ -194,7 +200,6 @@ def geometry(model: nn.Module, size: int, parameters: Mapping[str, nn.Parameter]
         first = next((module for module in model.modules() if isinstance(module, nn.Conv2d)), None)
         channels = first.in_channels * 1 if first is not None else 3
     dtype = next(iter(parameters.values())).dtype
-    try:
-        return tuple(uneven_layers(model, torch.empty(1, channels, size, size, dtype=dtype))), ""
-    except Exception as problem:
-        return (), f"geometry not checked at {size} pixels: {type(problem).__name__} in a dry forward pass"
+    uneven, stopped = uneven_layers(model, torch.empty(1, channels, size, size, dtype=dtype))
+    reason = f"geometry not checked to the end at {size} pixels: the dry forward pass stopped: {stopped}"
+    return tuple(uneven), "" if stopped is None else reason

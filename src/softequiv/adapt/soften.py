@@ -12,7 +12,7 @@ from softequiv.errors import GainError, SoftEquivError
 from softequiv.gains import Gain
 from softequiv.gains import softness as softness_gain
 from softequiv.groups import Group
-from softequiv.nn import Mode, set_gain, soft_weights, soften_weight
+from softequiv.nn import Mode, set_gain, soft_weights, soften_weight, softenable
 from softequiv.reps import Action
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -58,6 +58,8 @@ def soften(
         grids=grids,
         action=action,
     )
+    for weight in todo.weights:  # all are checked before the first is touched
+        softenable(model.get_submodule(weight.found.module), weight.found.attribute, mode, weight.found.name)
     for weight in todo.weights:
         soften_weight(model.get_submodule(weight.found.module), weight.found.attribute, weight.soft, mode)
     return model

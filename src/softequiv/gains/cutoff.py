@@ -19,8 +19,8 @@ class Hard(LevelGain):
     >>> import torch, softequiv as se
     >>> rep = se.vector(se.SO(2)) >> se.vector(se.SO(2))
     >>> se.hard(1.5)(torch.tensor([[2.0, 3.0], [-1.0, 4.0]]), rep)
-    tensor([[ 3.0000,  2.0000],
-            [-2.0000,  3.0000]])
+    tensor([[ 3.,  2.],
+            [-2.,  3.]])
     """
 
     b: float

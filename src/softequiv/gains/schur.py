@@ -19,7 +19,7 @@ from softequiv.errors import RepresentationError
 from softequiv.gains.base import Gain, WeightFilter, checked_cutoff, checked_decay
 from softequiv.groups import group_from
 from softequiv.reps import Hom, Matrices, Rep, Sum, TensorProduct, direct_sum, tensor_product
-from softequiv.spectrum import Filter, Spectrum, characters, summed_rates
+from softequiv.spectrum import Filter, Scale, Spectrum, characters, summed_rates
 
 ONE_GENERATOR = group_from(lie=[torch.zeros(1, 1)], name="one generator")
 
@@ -76,7 +76,7 @@ class Schur(Gain):
         kept = (rates <= self.b + tolerance) | (levels.levels[levels.level_of] == 0)
         rest = torch.zeros_like(rates) if self.s is None else torch.exp(-rates / self.s**2)
         gains = torch.where(kept, 1.0, rest)
-        return Filter(rep, "all", levels.transforms, gains)
+        return Filter(rep, gains, "all", levels.transforms, Scale(gains))
 
 
 @cached

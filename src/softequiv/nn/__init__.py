@@ -23,6 +23,7 @@ from softequiv.nn.weight import (
     set_gain,
     soft_weights,
     soften_weight,
+    softenable,
 )
 
 __all__ = [
@@ -50,4 +51,5 @@ __all__ = [
     "set_gain",
     "soft_weights",
     "soften_weight",
+    "softenable",
 ]

@@ -139,6 +139,22 @@ class SoftWeight:
         return self.soft.layout.read(self.value(), self.soft.rep)
 
 
+def softenable(module: nn.Module, attribute: str, mode: Mode = "parametrize", name: str = "") -> nn.Parameter:
+    """The parameter that `soften_weight` would filter, or the reason why it cannot."""
+    name = name or f"{type(module).__name__}.{attribute}"
+    if mode not in get_args(Mode):
+        raise SoftEquivError(f"unknown mode {mode!r}; choose 'parametrize' or 'project'")
+    weight = getattr(module, attribute, None)
+    if not isinstance(weight, nn.Parameter):
+        reason = "is filtered already" if parametrize.is_parametrized(module, attribute) else "is not a parameter"
+        raise WeightError(f"{name} {reason}; bake or choose another weight")
+    if weight.is_meta:
+        raise WeightError(f"{name} has no values yet, it is on the meta device: load the model's weights first")
+    if not torch.isfinite(weight).all():
+        raise WeightError(f"{name} has entries that are not finite: mend it first")
+    return weight
+
+
 def soften_weight(module: nn.Module, attribute: str, soft: Soft, mode: Mode = "parametrize") -> None:
     """Filter one parameter of a module from now on.
 
@@ -148,14 +164,7 @@ def soften_weight(module: nn.Module, attribute: str, soft: Soft, mode: Mode = "p
     >>> torch.allclose(layer.weight, layer.weight.rot90(1, (-2, -1)), atol=1e-6)
     True
     """
-    if mode not in get_args(Mode):
-        raise SoftEquivError(f"unknown mode {mode!r}; choose 'parametrize' or 'project'")
-    weight = getattr(module, attribute, None)
-    if not isinstance(weight, nn.Parameter):
-        reason = "is filtered already" if parametrize.is_parametrized(module, attribute) else "is not a parameter"
-        raise WeightError(f"{type(module).__name__}.{attribute} {reason}; bake or choose another weight")
-    if not torch.isfinite(weight).all():
-        raise WeightError(f"{type(module).__name__}.{attribute} has entries that are not finite: mend it first")
+    weight = softenable(module, attribute, mode)
     filtered = FilteredWeight(soft, mode)
     view = soft.layout.read(weight, soft.rep)
     if tuple(view.shape[view.ndim - len(soft.rep.shape) :]) != soft.rep.shape:
@@ -228,4 +237,4 @@ def is_constraint(gain: Gain, rep: Rep) -> bool:
     apply = gain.on(rep)
     if isinstance(apply, Cone):
         return True
-    return isinstance(apply, Filter) and bool(((apply.gains == 0) | (apply.gains == 1)).all())
+    return isinstance(apply, Filter) and bool(((apply.gamma == 0) | (apply.gamma == 1)).all())

@@ -2,5 +2,6 @@
 
 from softequiv.spectrum.base import Filter, Spectrum
 from softequiv.spectrum.routes import characters, dense, spectrum, summed_rates
+from softequiv.spectrum.transforms import Scale
 
-__all__ = ["Filter", "Spectrum", "characters", "dense", "spectrum", "summed_rates"]
+__all__ = ["Filter", "Scale", "Spectrum", "characters", "dense", "spectrum", "summed_rates"]

@@ -17,7 +17,18 @@ from torch import Tensor
 from softequiv._linalg import cluster, symmetric
 from softequiv.errors import GroupError, WeightError
 from softequiv.reps import Dual, Hom, Rep
-from softequiv.spectrum.transforms import Dense, Transform, moved
+from softequiv.spectrum.transforms import (
+    BlockMatrices,
+    Blocks,
+    Butterfly,
+    Core,
+    Dense,
+    Matrix,
+    Paired,
+    Scale,
+    Transform,
+    moved,
+)
 
 SMALL_OPERATOR = 64  # up to this size one (D, D) matrix is faster than two thin ones, and smaller than a kernel bank
 
@@ -81,19 +92,25 @@ class Spectrum:
         return self.synthesise(y * gains, weight)
 
     def filter(self, gamma: Tensor) -> Filter:
-        """The operator that multiplies each level by a fixed gain (levels,), stored at its cheaper side."""
+        """The operator that multiplies each level by a fixed gain (levels,), held by what is cheapest."""
         gains = gamma.to(torch.float64)[self.level_of]
-        if bool((gains == 1).all()):
-            return Filter(self.rep, "identity", (), gains)
-        if len(self.transforms) == 1 and isinstance(self.transforms[0], Dense):
-            basis = self.transforms[0].basis
+        last = self.transforms[-1] if self.transforms else None
+        if bool((gamma == 1).all()):
+            return Filter(self.rep, gamma, "identity", (), None)
+        if isinstance(last, Dense) and len(self.transforms) == 1:
             kept, changed = gains != 0, gains != 1
             if self.rep.dim <= SMALL_OPERATOR:
-                return Filter(self.rep, "operator", (Dense((basis * gains) @ basis.T),), gains)
+                return Filter(self.rep, gamma, "operator", (), Matrix((last.basis * gains) @ last.basis.T))
             if int(kept.sum()) <= int(changed.sum()):
-                return Filter(self.rep, "kept", (Dense(basis[:, kept].clone()),), gains[kept])
-            return Filter(self.rep, "dropped", (Dense(basis[:, changed].clone()),), 1 - gains[changed])
-        return Filter(self.rep, "all", self.transforms, gains)
+                return Filter(self.rep, gamma, "kept", (Dense(last.basis[:, kept].clone()),), Scale(gains[kept]))
+            return Filter(
+                self.rep, gamma, "dropped", (Dense(last.basis[:, changed].clone()),), Scale(1 - gains[changed])
+            )
+        if isinstance(last, Blocks):
+            return Filter(self.rep, gamma, "all", self.transforms[:-1], BlockMatrices.of(last, gains))
+        if isinstance(last, Butterfly):
+            return Filter(self.rep, gamma, "all", self.transforms[:-1], Paired.of(last, gains))
+        return Filter(self.rep, gamma, "all", self.transforms, Scale(gains))
 
     def chord(self, within: float) -> Tensor:
         """c(sigma), (levels,): no element of path length up to `within` changes a unit weight of that level by more.
@@ -195,29 +212,27 @@ class Filter:
     """
 
     rep: Rep
+    gamma: Tensor
     side: str
     transforms: tuple[Transform, ...]
-    gains: Tensor
+    core: Core | None
 
     def to(self, dtype: torch.dtype, device: torch.device) -> Filter:
         """The same filter for weights of another dtype or device."""
-        if self.gains.dtype == dtype and self.gains.device == device:
+        if self.core is None or (self.gamma.dtype == dtype and self.gamma.device == device):
             return self
-        return Filter(self.rep, self.side, moved(self.transforms, dtype, device), self.gains.to(device, dtype))
+        transforms, core = moved((self.transforms, self.core), dtype, device)
+        return Filter(self.rep, self.gamma.to(device, dtype), self.side, transforms, core)
 
     def __call__(self, weight: Tensor) -> Tensor:
         x = flattened(weight, self.rep)
-        if self.side == "identity":
-            return weight
         own = self.to(x.dtype, x.device)
-        y = own.transforms[0].forward(x) if self.side == "operator" else own._scaled(x)
-        out = x - y if self.side == "dropped" else y
-        return out.reshape(weight.shape).to(weight.dtype)
-
-    def _scaled(self, x: Tensor) -> Tensor:
-        for transform in self.transforms:
-            x = transform.forward(x)
-        x = x * self.gains
-        for transform in reversed(self.transforms):
-            x = transform.inverse(x)
-        return x
+        if own.core is None:
+            return weight
+        y = x
+        for transform in own.transforms:
+            y = transform.forward(y)
+        y = own.core(y)
+        for transform in reversed(own.transforms):
+            y = transform.inverse(y)
+        return (x - y if self.side == "dropped" else y).reshape(weight.shape).to(weight.dtype)

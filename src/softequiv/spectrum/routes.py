@@ -266,5 +266,9 @@ def dense(rep: Rep) -> Spectrum:
     rates = rep.rates()
     if len(rates) == 0:
         return Spectrum.of(rep, (), torch.zeros(rep.dim, dtype=torch.float64))
-    _, values, right = torch.linalg.svd(rates.reshape(-1, rep.dim), full_matrices=False)
+    try:
+        _, values, right = torch.linalg.svd(rates.reshape(-1, rep.dim), full_matrices=False)
+    except RuntimeError:  # LAPACK's divide and conquer gives up on some highly degenerate spectra
+        values, basis = level_basis(rates)
+        return Spectrum.of(rep, (Dense(basis),), values)
     return Spectrum.of(rep, (Dense(canonical_signs(right.flip(0).T)),), values.flip(0))

@@ -79,7 +79,9 @@ class AlongAxis(Transform):
             else:
                 matrix = block.basis.mT if transpose else block.basis
                 split = part.reshape(*lead, self.before, block.copies, block.size, self.after)
-                out.append((matrix @ split).reshape(part.shape))
+                # the last axis as one large product: many products with a single column are far slower
+                turned = (split[..., 0] @ matrix.mT)[..., None] if self.after == 1 else matrix @ split
+                out.append(turned.reshape(part.shape))
         return torch.cat(out, dim=-2).reshape(x.shape)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -136,3 +138,82 @@ class Blocks(Transform):
 
     def inverse(self, y: Tensor) -> Tensor:
         return self._apply(y, transpose=True)
+
+
+class Core(ABC):
+    """What a filter does to coordinates: a symmetric map of R^D that is cheap to apply."""
+
+    @abstractmethod
+    def __call__(self, x: Tensor) -> Tensor:
+        """(..., D) to (..., D)."""
+
+
+@dataclass(frozen=True)
+class Scale(Core):
+    """Multiply each coordinate by its own gain."""
+
+    gains: Tensor
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return x * self.gains
+
+
+@dataclass(frozen=True)
+class Matrix(Core):
+    """A small symmetric matrix, (D, D)."""
+
+    matrix: Tensor
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return x @ self.matrix
+
+
+@dataclass(frozen=True)
+class Paired(Core):
+    """A butterfly, gains and the butterfly back, as one sum: own * x + other * x[partner]."""
+
+    own: Tensor
+    other: Tensor
+    partner: Tensor
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return x * self.own + x[..., self.partner] * self.other
+
+    @staticmethod
+    def of(butterfly: Butterfly, gains: Tensor) -> Paired:
+        """With gains s of the sums and d of the differences: cc' = (d + s)/2 cc + (d - s)/2 ss, and so on."""
+        cc, cs, sc, ss = butterfly.index
+        own, other, partner = gains.clone(), torch.zeros_like(gains), torch.arange(len(gains))
+        sums, differences = gains[cc], gains[ss]
+        for places, opposite, sign in ((cc, ss, 1), (ss, cc, 1), (cs, sc, -1), (sc, cs, -1)):
+            own[places] = (differences + sums) / 2
+            other[places] = sign * (differences - sums) / 2
+            partner[places] = opposite
+        return Paired(own, other, partner)
+
+
+@dataclass(frozen=True)
+class BlockMatrices(Core):
+    """One small symmetric matrix per kind of block, after sorting the coordinates by block."""
+
+    order: Tensor
+    back: Tensor
+    counts: tuple[int, ...]
+    matrices: tuple[Tensor, ...]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        parts = x[..., self.order].split(list(self.counts), -1)
+        mixed = [
+            part * matrix[0, 0] if len(matrix) == 1 else (part.unflatten(-1, (-1, len(matrix))) @ matrix).flatten(-2)
+            for part, matrix in zip(parts, self.matrices, strict=True)
+        ]
+        return torch.cat(mixed, -1)[..., self.back]
+
+    @staticmethod
+    def of(blocks: Blocks, gains: Tensor) -> BlockMatrices:
+        """basis diag(gains) basis^T of every block."""
+        order = torch.cat([block.index.flatten() for block in blocks.blocks])
+        back = torch.empty_like(order)
+        back[order] = torch.arange(len(order))
+        matrices = tuple((block.basis * gains[block.index[0]]) @ block.basis.mT for block in blocks.blocks)
+        return BlockMatrices(order, back, tuple(block.index.numel() for block in blocks.blocks), matrices)

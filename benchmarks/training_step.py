@@ -1,0 +1,150 @@
+"""What does a soft model cost to train? Time of a training step as a ratio to the unmodified model, in one run.
+
+Batch 128, 224 pixels, bf16 autocast, AdamW, every filterable weight softened under SO(2); plain and soft models take
+turns, so that a drift of the clock meets all alike. Needs `transformers`; on a CPU it runs tiny sizes, to check that it
+works. `--json PATH` writes the figures.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from transformers import (
+    Dinov2Config,
+    Dinov2ForImageClassification,
+    ResNetConfig,
+    ResNetForImageClassification,
+    SegformerConfig,
+    SegformerForSemanticSegmentation,
+    ViTConfig,
+    ViTForImageClassification,
+)
+
+import softequiv as se
+from softequiv.nn import SoftLinear
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+BATCH, SIZE, ROUNDS = (128, 224, 40) if DEVICE == "cuda" else (2, 64, 3)
+
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "ViT-B/16": lambda: ViTForImageClassification(ViTConfig(image_size=SIZE, num_labels=1000)),
+    "DINOv2-B": lambda: Dinov2ForImageClassification(Dinov2Config(image_size=518, num_labels=1000)),
+    "ResNet-50": lambda: ResNetForImageClassification(ResNetConfig(num_labels=1000)),
+    "SegFormer-B0": lambda: SegformerForSemanticSegmentation(SegformerConfig(num_labels=21)),
+}
+
+
+def synchronise() -> None:
+    if DEVICE == "cuda":
+        torch.cuda.synchronize()
+
+
+def stepper(model: nn.Module, compiled: bool) -> Callable[[], None]:
+    """One training step on random data, as a function."""
+    model = model.to(DEVICE).train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=DEVICE == "cuda")
+    if any(weight.filtered.mode == "project" for weight in se.soft_weights(model)):
+        se.hold(model, optimizer)
+    pixels = torch.randn(BATCH, 3, SIZE, SIZE, device=DEVICE)
+    forward = torch.compile(model) if compiled else model
+
+    def step() -> None:
+        with torch.autocast(DEVICE, torch.bfloat16):
+            logits: Tensor = forward(pixel_values=pixels).logits
+        loss = logits.float().square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    return step
+
+
+def ratios(build: Callable[[], nn.Module], compiled: bool) -> dict[str, float]:
+    """Median time of a step for every variant, divided by the plain model's, in alternating rounds."""
+    variants: dict[str, Callable[[], nn.Module]] = {
+        "plain": build,
+        "parametrize": lambda: se.soften(build(), "SO(2)", softness=0.9),
+        "project": lambda: se.soften(build(), "SO(2)", softness=0.9, mode="project"),
+        "baked": lambda: se.bake(se.soften(build(), "SO(2)", softness=0.9)),
+    }
+    steps = {}
+    for name, make in variants.items():
+        steps[name] = stepper(make(), compiled)
+        for _ in range(5 if DEVICE == "cuda" else 1):
+            steps[name]()
+    times: dict[str, list[float]] = {name: [] for name in steps}
+    for _ in range(ROUNDS):
+        for name, step in steps.items():
+            synchronise()
+            start = time.perf_counter()
+            step()
+            synchronise()
+            times[name].append(time.perf_counter() - start)
+    base = statistics.median(times["plain"])
+    return {"milliseconds": 1e3 * base} | {name: statistics.median(t) / base for name, t in times.items()}
+
+
+def linear_ratio(tokens: int = 25_000) -> dict[str, float]:
+    """Equivariant SoftLinear 768 -> 768 with multiplicities against nn.Linear, forward and backward."""
+    out = {}
+    for label, group, space in [
+        ("SO(3), 192 (scalar + vector)", se.SO(3), lambda g: 192 * se.scalar(g) + 192 * se.vector(g)),
+        ("C4, 192 regular", se.C(4), lambda g: 192 * se.regular(g)),
+        ("SO(2), 256 scalars + 256 vectors", se.SO(2), lambda g: 256 * se.scalar(g) + 256 * se.vector(g)),
+    ]:
+        rep = space(group)
+        layers = {"plain": nn.Linear(768, 768).to(DEVICE), "soft": SoftLinear(rep, rep).to(DEVICE)}
+        x = torch.randn(tokens, 768, device=DEVICE, requires_grad=True)
+        times: dict[str, list[float]] = {name: [] for name in layers}
+        for round_ in range(ROUNDS + 5):
+            for name, layer in layers.items():
+                synchronise()
+                start = time.perf_counter()
+                layer(x).sum().backward()
+                synchronise()
+                if round_ >= 5:
+                    times[name].append(time.perf_counter() - start)
+        out[label] = statistics.median(times["soft"]) / statistics.median(times["plain"])
+    return out
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--models", nargs="*", default=list(MODELS))
+    parser.add_argument("--eager-only", action="store_true")
+    arguments = parser.parse_args()
+    torch.manual_seed(0)
+    torch.set_float32_matmul_precision("high")
+    device = torch.cuda.get_device_name() if DEVICE == "cuda" else "CPU"
+    figures: dict[str, object] = {"device": device, "torch": torch.__version__, "batch": BATCH, "pixels": SIZE}
+    print(f"training step, batch {BATCH}, {SIZE} pixels, {device}\n")
+    print("| model | run | plain (ms) | parametrize | project | baked |\n|---|---|---|---|---|---|")
+    for name in arguments.models:
+        for compiled in (False,) if arguments.eager_only or DEVICE == "cpu" else (False, True):
+            run = "compiled" if compiled else "eager"
+            figures[f"{name} {run}"] = found = ratios(MODELS[name], compiled)
+            cells = " | ".join(f"{found[key]:.3f}" for key in ("parametrize", "project", "baked"))
+            print(f"| {name} | {run} | {found['milliseconds']:.1f} | {cells} |", flush=True)
+            with contextlib.suppress(AttributeError):
+                torch._dynamo.reset()
+            if DEVICE == "cuda":
+                torch.cuda.empty_cache()
+    figures["linear"] = linear_ratio(25_000 if DEVICE == "cuda" else 500)
+    print("\nSoftLinear 768 to 768, forward and backward, ratio to nn.Linear:")
+    for label, value in figures["linear"].items():
+        print(f"- {label}: {value:.3f}")
+    if arguments.json:
+        arguments.json.write_text(json.dumps(figures, indent=1))
+
+
+if __name__ == "__main__":
+    main()
