@@ -92,7 +92,7 @@ def ratios(build: Callable[[], nn.Module], compiled: bool) -> dict[str, float]:
     return {"milliseconds": 1e3 * base} | {name: statistics.median(t) / base for name, t in times.items()}
 
 
-def linear_ratio(tokens: int = 25_000) -> dict[str, float]:
+def linear_ratio(tokens: int, compiled: bool) -> dict[str, float]:
     """Equivariant SoftLinear 768 -> 768 with multiplicities against nn.Linear, forward and backward."""
     out = {}
     for label, group, space in [
@@ -102,6 +102,8 @@ def linear_ratio(tokens: int = 25_000) -> dict[str, float]:
     ]:
         rep = space(group)
         layers = {"plain": nn.Linear(768, 768).to(DEVICE), "soft": SoftLinear(rep, rep).to(DEVICE)}
+        if compiled:
+            layers = {name: torch.compile(layer) for name, layer in layers.items()}
         x = torch.randn(tokens, 768, device=DEVICE, requires_grad=True)
         times: dict[str, list[float]] = {name: [] for name in layers}
         for round_ in range(ROUNDS + 5):
@@ -138,10 +140,12 @@ def main() -> None:
                 torch._dynamo.reset()
             if DEVICE == "cuda":
                 torch.cuda.empty_cache()
-    figures["linear"] = linear_ratio(25_000 if DEVICE == "cuda" else 500)
-    print("\nSoftLinear 768 to 768, forward and backward, ratio to nn.Linear:")
-    for label, value in figures["linear"].items():
-        print(f"- {label}: {value:.3f}")
+    for compiled in (False,) if arguments.eager_only else (False, True):
+        run = "compiled" if compiled else "eager"
+        figures[f"linear {run}"] = found = linear_ratio(25_000, compiled)
+        print(f"\nSoftLinear 768 to 768 on 25,000 tokens, forward and backward, {run}, ratio to nn.Linear:")
+        for label, value in found.items():
+            print(f"- {label}: {value:.3f}")
     if arguments.json:
         arguments.json.write_text(json.dumps(figures, indent=1))
 

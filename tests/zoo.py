@@ -5,6 +5,7 @@ A case says how its answer turns with the picture, at which size geometry lets i
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -12,6 +13,8 @@ from typing import Any, Literal
 import torch
 import transformers
 from torch import Tensor, nn
+
+PROTOTYPES: dict[str, nn.Module] = {}
 
 
 @dataclass(frozen=True)
@@ -34,7 +37,13 @@ class Case:
     channels: int = 3
 
     def model(self) -> nn.Module:
-        """The model with fixed random weights, biases and statistics, in eval mode."""
+        """A fresh model with fixed random weights and statistics, in eval mode."""
+        if self.name not in PROTOTYPES:
+            PROTOTYPES[self.name] = self.prototype()
+        return copy.deepcopy(PROTOTYPES[self.name])
+
+    def prototype(self) -> nn.Module:
+        """Weights as large as their inputs are many, so that every one of them matters for the answer."""
         torch.manual_seed(0)
         model = self.build()
         with torch.no_grad():
@@ -46,6 +55,7 @@ class Case:
                 if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.running_mean is not None:
                     module.running_mean.normal_(0, 0.1)
                     module.running_var.uniform_(0.5, 1.5)
+                    module.weight.uniform_(0.5, 1.5)
         return model.eval()
 
     def input(self, size: int | None = None, batch: int = 2) -> Tensor:

@@ -82,11 +82,12 @@ def unparametrize(module: nn.Module, weights: dict[str, Tensor]) -> None:
             raise SoftEquivError(
                 f"{type(module).__name__}.{attribute} has other parametrisations; remove them before baking"
             )
+    order = max((steps[0].order for steps in lists.values()), key=len)  # as it was before the first was parametrised
     trainable = {attribute: lists[attribute].original.requires_grad for attribute in weights}
     del module.parametrizations
     module.__class__ = type(module).__bases__[0]
     plain = {name: nn.Parameter(value, requires_grad=trainable[name]) for name, value in weights.items()}
-    others = dict(module._parameters)
+    every = {**module._parameters, **plain}
     module._parameters.clear()
-    for name, parameter in sorted({**plain, **others}.items(), key=lambda item: item[0] != "weight"):
-        module.register_parameter(name, parameter)
+    for name in sorted(every, key=order.index):
+        module.register_parameter(name, every[name])

@@ -130,9 +130,9 @@ def read_gain(entry: Mapping[str, Any]) -> Gain:
     kind = values.pop("kind", None)
     if kind not in GAINS:
         raise SoftEquivError(f"the recipe names an unknown gain {kind!r}; known are {', '.join(GAINS)}")
-    if isinstance(values.get("within"), dict):
-        values["within"] = Angle(values["within"]["radians"])
     try:
+        if isinstance(values.get("within"), dict):
+            values["within"] = Angle(values["within"]["radians"])
         return GAINS[kind](**values)
     except (TypeError, KeyError) as problem:
         raise SoftEquivError(f"the recipe's {kind} gain cannot be read: {problem}") from None
@@ -239,9 +239,11 @@ def refuse_difference(own: Mapping[str, Any], wanted: Mapping[str, Any]) -> None
     theirs, ours = wanted["weights"], own["weights"]
     differences += [f"{name} is soft in one of them only" for name in sorted(set(theirs) ^ set(ours))]
     differences += [
-        f"{name}: {theirs[name]} in the checkpoint, {ours[name]} here"
+        f"{name}: {key} {theirs[name].get(key)} in the checkpoint, {value} here"
         for name in ours
-        if name in theirs and theirs[name] != ours[name]
+        if name in theirs
+        for key, value in ours[name].items()
+        if theirs[name].get(key) != value
     ]
     if differences:
         raise SoftEquivError("the checkpoint was made by another recipe: " + "; ".join(differences[:5]))

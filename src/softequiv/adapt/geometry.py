@@ -8,13 +8,13 @@ the picture.
 
 from __future__ import annotations
 
+import copy
 import inspect
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 
 WINDOWS = (nn.Conv2d, nn.MaxPool2d, nn.AvgPool2d)
@@ -103,15 +103,17 @@ class Walk(TorchFunctionMode):
     Padding that a window consumes is judged together with it, any other on its own.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.running: list[str] = []
         self.pending: dict[int, Padded] = {}
         self.seen: list[Uneven] = []
-        self.handles: list[Any] = []
+
+    def watch(self, model: nn.Module) -> None:
+        """Follow this model, for good."""
         for name, module in model.named_modules():
-            self.handles.append(module.register_forward_pre_hook(self.entering(name)))
-            self.handles.append(module.register_forward_hook(self.leaving(name)))
+            module.register_forward_pre_hook(self.entering(name))
+            module.register_forward_hook(self.leaving(name))
 
     def entering(self, name: str) -> Any:
         """The hook before a module of this name."""
@@ -139,9 +141,7 @@ class Walk(TorchFunctionMode):
             self.seen.append(uneven)
 
     def finish(self) -> list[Uneven]:
-        """Everything found, with the padding that no window consumed; the hooks are taken away."""
-        for handle in self.handles:
-            handle.remove()
+        """Everything found, with the padding that no window consumed."""
         for padded in self.pending.values():
             self.note(padded.uneven(padded.name, "choose a size that needs no padding there"))
         return self.seen
@@ -162,17 +162,27 @@ class Walk(TorchFunctionMode):
         return result
 
 
-def uneven_layers(model: nn.Module, example: Tensor) -> tuple[list[Uneven], Exception | None]:
-    """Walk an input of this shape through the model without computing: the layers that break its symmetry, and what
-    stopped the walk, if anything did.
+def weightless(model: nn.Module) -> nn.Module:
+    """A copy in eval mode whose tensors have shapes but no values: running it costs nothing and leaves no trace."""
+    tensors = [*model.parameters(), *model.buffers()]
+    memo: dict[int, Any] = {id(tensor): torch.empty_like(tensor, device="meta") for tensor in tensors}
+    for parameter in model.parameters():
+        memo[id(parameter)] = nn.Parameter(memo[id(parameter)], requires_grad=False)
+    return copy.deepcopy(model, memo).eval()
+
+
+def uneven_layers(model: nn.Module, shape: tuple[int, ...], dtype: torch.dtype) -> tuple[list[Uneven], str]:
+    """Walk an input of this shape through a copy of the model without computing: the layers that break its symmetry,
+    and what stopped the walk, if anything did.
     """
-    walk, stopped = Walk(model), None
+    walk, stopped = Walk(), ""
     other_sizes = "interpolate_pos_encoding" in inspect.signature(model.forward).parameters
     kwargs = {"interpolate_pos_encoding": True} if other_sizes else {}
     try:
-        mode: Any = FakeTensorMode(allow_non_fake_inputs=True)
-        with torch.no_grad(), mode, walk:
-            model(torch.empty(example.shape, dtype=example.dtype), **kwargs)
-    except Exception as problem:
-        stopped = problem
+        shadow = weightless(model)
+        walk.watch(shadow)
+        with torch.no_grad(), walk:
+            shadow(torch.empty(shape, dtype=dtype, device="meta"), **kwargs)
+    except Exception as problem:  # any model may come, and a dry run is a courtesy
+        stopped = f"{type(problem).__name__}: {problem}"
     return walk.finish(), stopped

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import get_args
 
-import torch
 from torch import nn
 
 from softequiv.adapt.find import Found, Setting, Skipped, find
@@ -18,7 +17,7 @@ from softequiv.errors import GainError, GroupError, SoftEquivError
 from softequiv.gains import Gain, LevelGain, least_distortion
 from softequiv.gains import softness as softness_gain
 from softequiv.groups import Group, parse_group
-from softequiv.nn import Soft, is_constraint
+from softequiv.nn import Soft, is_constraint, soft_weights
 from softequiv.reps import Action
 from softequiv.spectrum import spectrum
 
@@ -153,6 +152,8 @@ def plan(
     """
     if action not in get_args(Action):
         raise SoftEquivError(f"unknown action {action!r}; choose from {', '.join(map(repr, get_args(Action)))}")
+    if next(soft_weights(model), None) is not None:
+        raise SoftEquivError("this model is soft already; turn the dial with set_softness, or bake it first")
     setting = Setting(as_group(group), action, grids)
     findings = list(find(model, setting))
     found = [finding for finding in findings if isinstance(finding, Found)]
@@ -198,8 +199,8 @@ def geometry(model: nn.Module, size: int, parameters: Mapping[str, nn.Parameter]
     channels = getattr(getattr(model, "config", None), "num_channels", None)
     if channels is None:
         first = next((module for module in model.modules() if isinstance(module, nn.Conv2d)), None)
-        channels = first.in_channels * 1 if first is not None else 3
+        channels = first.in_channels if first is not None else 3
     dtype = next(iter(parameters.values())).dtype
-    uneven, stopped = uneven_layers(model, torch.empty(1, channels, size, size, dtype=dtype))
-    reason = f"geometry not checked to the end at {size} pixels: the dry forward pass stopped: {stopped}"
-    return tuple(uneven), "" if stopped is None else reason
+    uneven, stopped = uneven_layers(model, (1, channels, size, size), dtype)
+    note = f"geometry not checked to the end at {size} pixels: the dry forward pass stopped with {stopped}"
+    return tuple(uneven), note if stopped else ""

@@ -8,7 +8,7 @@ from typing import TypeVar
 from torch import nn
 
 from softequiv.adapt.plan import Softness, matching, plan
-from softequiv.errors import GainError, SoftEquivError
+from softequiv.errors import GainError
 from softequiv.gains import Gain
 from softequiv.gains import softness as softness_gain
 from softequiv.groups import Group
@@ -44,8 +44,6 @@ def soften(
     >>> round(se.spectrum(se.grid(se.SO(2), 5, 5)).error(net.weight, se.degrees(30)), 4)
     0.1
     """
-    if next(soft_weights(model), None) is not None:
-        raise SoftEquivError("this model is soft already; turn the dial with set_softness, or bake it first")
     todo = plan(
         model,
         group,

@@ -19,14 +19,14 @@ from softequiv.gains.base import Gain, WeightFilter
 from softequiv.reps import Rep
 from softequiv.spectrum import Spectrum, spectrum
 
-NEWTON_STEPS = 40  # with bisection as a safeguard; five or six suffice as a rule
+NEWTON_STEPS = 24  # with bisection as a safeguard; five or six suffice as a rule
 ROUNDING = 1e-12  # a weight on the boundary of the cone is inside, and so is a level that just meets the target
 SMALLEST = -69.0  # log of the smallest share 1e-30 that the solver can reach
 
 
 @dataclass(frozen=True)
 class Cone:
-    """The projection onto weights of relative change at most `error` within `within`, recomputed from each weight.
+    """The projection onto weights whose certified change is at most the target, recomputed from each weight.
 
     Differentiable. A weight inside is returned as it is. Where nothing of a weight lies at admissible levels (c <
     eta), it
@@ -34,16 +34,14 @@ class Cone:
     """
 
     of: Spectrum
-    error: float
-    within: float
+    ratio: Tensor  # (c(sigma) / eta)^2 of each level
 
     def __call__(self, weight: Tensor) -> Tensor:
         return self.of.scale(weight, self.gamma(self.of.energies(weight)))
 
     def gamma(self, energies: Tensor) -> Tensor:
         """The gain of each level for a weight with these energies, (levels,) to (levels,), differentiable."""
-        ratio = (self.of.chord(self.within).to(energies) / self.error) ** 2
-        return least_distortion_gain(energies, ratio)
+        return least_distortion_gain(energies, self.ratio.to(energies))
 
 
 def least_distortion_gain(energies: Tensor, ratio: Tensor) -> Tensor:
@@ -70,9 +68,11 @@ def least_distortion_gain(energies: Tensor, ratio: Tensor) -> Tensor:
         gamma = gain(log_y)
         weighed = e * (ratio - 1) * gamma**2
         slope = -2 * weighed * gamma * (1 - ratio) * log_y.exp() / room
-        above, below = ratio > 1, ratio < 1
-        high, low = weighed[above].sum().clamp(min=tiny), (-weighed[below]).sum().clamp(min=tiny)
-        return high.log() - low.log(), slope[above].sum() / high + slope[below].sum() / low
+        high, low = weighed.clamp(min=0).sum().clamp(min=tiny), (-weighed).clamp(min=0).sum().clamp(min=tiny)
+        above = ratio > 1
+        return high.log() - low.log(), torch.where(above, slope, 0).sum() / high + torch.where(
+            above, 0, slope
+        ).sum() / low
 
     with torch.no_grad():
         excess = (energies * (ratio - 1)).sum()
@@ -119,5 +119,5 @@ class LeastDistortion(Gain):
             )
 
     def on(self, rep: Rep) -> WeightFilter:
-        rep.group.reach(self.within)
-        return Cone(spectrum(rep), self.error, self.within)
+        levels = spectrum(rep)
+        return Cone(levels, (levels.chord(self.within) / self.error) ** 2)

@@ -14,6 +14,7 @@ from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.utils import parametrize
 
 from softequiv.errors import SoftEquivError, WeightError
@@ -73,6 +74,7 @@ class FilteredWeight(nn.Module):
     def __init__(self, soft: Soft, mode: Mode = "parametrize") -> None:
         super().__init__()
         self.soft, self.mode = soft, mode
+        self.order: tuple[str, ...] = ()  # of the module's parameters, for baking: torch moves what is parametrised
         self.filter: WeightFilter = soft.gain.on(soft.rep)
         self.held: WeightFilter = soft.gain.constraint(soft.rep) if mode == "project" else self.filter
 
@@ -85,6 +87,8 @@ class FilteredWeight(nn.Module):
 
     def projected(self, weight: Tensor) -> Tensor:
         """The nearest weight that the gain's constraint admits."""
+        if isinstance(self.held, Filter):  # a plain module's marks do not travel with it: keep the copy that is in use
+            self.held = self.held.to(torch.float64 if weight.dtype == torch.float64 else torch.float32, weight.device)
         return self._through(self.held, weight)
 
     def _through(self, apply: WeightFilter, weight: Tensor) -> Tensor:
@@ -171,6 +175,7 @@ def soften_weight(module: nn.Module, attribute: str, soft: Soft, mode: Mode = "p
         raise WeightError(f"{attribute} of shape {tuple(weight.shape)} has no axes {soft.rep.shape} for {soft.rep}")
     if mode == "parametrize":
         filtered._apply(lambda t: t.to(weight.device))
+        filtered.order = tuple(module._parameters)
         parametrize.register_parametrization(module, attribute, filtered)
     else:
         with torch.no_grad():
@@ -193,12 +198,21 @@ def soft_weights(model: nn.Module) -> Iterator[SoftWeight]:
 
 
 @torch.no_grad()
+def replace_stored(stored: nn.Parameter, change: Callable[[Tensor], Tensor]) -> None:
+    """Write change(stored) into a parameter; one that is sharded over processes (FSDP2) is gathered for it."""
+    if isinstance(stored, DTensor):
+        whole = change(stored.full_tensor())
+        stored.copy_(distribute_tensor(whole, stored.device_mesh, stored.placements, src_data_rank=None))
+    else:
+        stored.copy_(change(stored))
+
+
+@torch.no_grad()
 def project(model: nn.Module) -> None:
     """Project every stored weight of a model in project mode onto its constraint."""
     for weight in soft_weights(model):
         if weight.filtered.mode == "project":
-            stored = weight.stored
-            stored.copy_(weight.filtered.projected(stored))
+            replace_stored(weight.stored, weight.filtered.projected)
 
 
 def hold(model: nn.Module, optimizer: torch.optim.Optimizer) -> Any:
@@ -228,8 +242,7 @@ def set_gain(weight: SoftWeight, gain: Gain) -> None:
     old = weight.filtered
     old.soft, old.filter, old.held = fresh.soft, fresh.filter, fresh.held
     if old.mode == "project":
-        with torch.no_grad():
-            weight.stored.copy_(old(weight.stored))
+        replace_stored(weight.stored, old)
 
 
 def is_constraint(gain: Gain, rep: Rep) -> bool:

@@ -140,6 +140,37 @@ class Blocks(Transform):
         return self._apply(y, transpose=True)
 
 
+class Reorder(torch.autograd.Function):
+    """x[..., order] for a permutation, whose derivative is the permutation back and not a scattered sum."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, order: Tensor, back: Tensor) -> Tensor:
+        return x.index_select(-1, order)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(inputs[1], inputs[2])
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        order, back = ctx.saved_tensors
+        return reordered(gradient, back, order), None, None
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor, *_: Any) -> Tensor:
+        return reordered(tangent, *ctx.saved_tensors)
+
+
+def reordered(x: Tensor, order: Tensor, back: Tensor) -> Tensor:
+    """x[..., order] where order[back] counts up."""
+    if torch.compiler.is_compiling():  # the compiler wants the plain operator and writes its own derivative
+        return x.index_select(-1, order)
+    result: Tensor = Reorder.apply(x, order, back)  # type: ignore[no-untyped-call]
+    return result
+
+
 class Core(ABC):
     """What a filter does to coordinates: a symmetric map of R^D that is cheap to apply."""
 
@@ -165,6 +196,8 @@ class Matrix(Core):
     matrix: Tensor
 
     def __call__(self, x: Tensor) -> Tensor:
+        if torch.compiler.is_compiling():  # a fused sum: vendor kernels are slow on rows of 9 or 49 numbers
+            return (x[..., None, :] * self.matrix).sum(-1)
         return x @ self.matrix
 
 
@@ -177,7 +210,7 @@ class Paired(Core):
     partner: Tensor
 
     def __call__(self, x: Tensor) -> Tensor:
-        return x * self.own + x[..., self.partner] * self.other
+        return x * self.own + reordered(x, self.partner, self.partner) * self.other
 
     @staticmethod
     def of(butterfly: Butterfly, gains: Tensor) -> Paired:
@@ -202,12 +235,12 @@ class BlockMatrices(Core):
     matrices: tuple[Tensor, ...]
 
     def __call__(self, x: Tensor) -> Tensor:
-        parts = x[..., self.order].split(list(self.counts), -1)
+        parts = reordered(x, self.order, self.back).split(list(self.counts), -1)
         mixed = [
             part * matrix[0, 0] if len(matrix) == 1 else (part.unflatten(-1, (-1, len(matrix))) @ matrix).flatten(-2)
             for part, matrix in zip(parts, self.matrices, strict=True)
         ]
-        return torch.cat(mixed, -1)[..., self.back]
+        return reordered(torch.cat(mixed, -1), self.back, self.order)
 
     @staticmethod
     def of(blocks: Blocks, gains: Tensor) -> BlockMatrices:
