@@ -344,6 +344,31 @@ def test_a_dry_run_that_stops_keeps_what_it_saw() -> None:
     assert "not checked to the end at 32 pixels" in plan.note
 
 
+@pytest.mark.parametrize("name", CASES)
+def test_a_dry_run_leaves_no_trace(name: str) -> None:
+    """Not in the model (Swin shrinks its windows to a small picture), nor in caches that models share (DINOv3)."""
+    case = CASES[name]
+    model, twin, x = case.model().train(), case.model().train(), case.input()
+    state = {key: (type(value), str(value)) for key, value in attributes(model).items()}
+    se.plan(model, "C4", softness=0.0, grids=case.grids, image_size=case.size)
+    se.plan(model, "C4", softness=0.0, grids=case.grids, image_size=8)
+    assert {key: (type(value), str(value)) for key, value in attributes(model).items()} == state
+    assert equal(tensors_of(model), tensors_of(twin)) and model.training
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+    with torch.no_grad():
+        assert torch.equal(answer(model.eval(), x), answer(twin.eval(), x))
+
+
+def attributes(model: nn.Module) -> dict[str, object]:
+    """What modules remember besides tensors and modules."""
+    return {
+        f"{name}.{key}": value
+        for name, module in model.named_modules()
+        for key, value in vars(module).items()
+        if not key.startswith("_") and isinstance(value, (int, float, str, tuple, list))
+    }
+
+
 @pytest.mark.parametrize(("name", "size"), [("vit", 30), ("vit", 35), ("deit", 32), ("dinov2", 70)])
 def test_positions_keep_working_at_another_resolution(name: str, size: int) -> None:
     case = CASES[name]
@@ -532,22 +557,30 @@ def test_a_smooth_gain_drifts_where_a_target_holds(mode: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("group", ["C4", "SO(2)", "D4"])
 @pytest.mark.parametrize("name", ["vit", "cnn", "resnet"])
-def test_autocast_filters_in_float32(name: str, dtype: torch.dtype) -> None:
+def test_autocast_filters_in_float32(name: str, group: str, dtype: torch.dtype) -> None:
     case = CASES[name]
-    model, x = softened(case), case.input()
+    model, x = softened(case, group), case.input()
+    weights = list(se.soft_weights(model))
+    expected = [weight.value().detach() for weight in weights]
     with torch.autocast("cpu", dtype=dtype):
-        for weight in se.soft_weights(model):
-            assert weight.value().dtype == torch.float32
+        for weight, value in zip(weights, expected, strict=True):
+            assert torch.equal(weight.value(), value)  # bit for bit, whatever the precision around it
             view = weight.group_view()
             assert (view - turned(view)).norm() < 2e-6 * view.norm()
         found = answer(model, x)
+        filtered = [weight.value() for weight in weights]
     assert found.dtype == dtype
     found.float().square().sum().backward()
-    assert all(w.stored.grad is not None and w.stored.grad.dtype == torch.float32 for w in se.soft_weights(model))
-    for weight in se.soft_weights(model):  # the gradient passes the same filter, in float32 as well
-        grad = weight.soft.layout.read(weight.stored.grad, weight.soft.rep)
-        assert (grad - turned(grad)).norm() <= 2e-6 * grad.norm()
+    for weight, value in zip(weights, filtered, strict=True):
+        assert weight.stored.grad is not None and weight.stored.grad.dtype == torch.float32
+        gradients = []
+        for result in (value, weight.value()):  # the way back, of a filter under autocast and of one outside
+            weight.stored.grad = None
+            (result * torch.linspace(-1, 1, result.numel()).reshape(result.shape)).sum().backward()
+            gradients.append(weight.stored.grad)
+        assert torch.equal(*gradients)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -659,6 +692,21 @@ def test_baking_reports_the_largest_difference(caplog: pytest.LogCaptureFixture)
         se.bake(softened(case), example={"pixel_values": case.input()})
     sentences = [record.getMessage() for record in caplog.records if record.name == "softequiv"]
     assert sentences == ["baked 6 weights; largest change of an output: 0.0e+00"] * 2
+
+
+def test_baking_keeps_each_module_in_its_mode() -> None:
+    model = softened(CASES["resnet"]).train()
+    frozen = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
+    for module in frozen:
+        module.eval()
+    modes, before = [module.training for module in model.modules()], tensors_of(model)
+    baked = se.bake(model, copy=True, example=CASES["resnet"].input())
+    assert [module.training for module in model.modules()] == modes
+    assert not any(module.training for module in baked.modules() if isinstance(module, nn.BatchNorm2d))
+    assert equal(before, tensors_of(model))
+    with pytest.raises(ValueError, match="channel"):  # an input that the model refuses
+        se.bake(model, copy=True, example=torch.randn(1, 4, 33, 33))
+    assert [module.training for module in model.modules()] == modes
 
 
 def test_baking_keeps_what_is_frozen_and_tied() -> None:
@@ -779,6 +827,12 @@ REFUSALS: list[tuple[str, Callable[[], object], type[Exception], str]] = [
         lambda: se.soften(CASES["cnn"].model(), "C4", softness=0.0, error=0.1),
         se.GainError,
         "in exactly one way",
+    ),
+    (
+        "planning for a soft model",
+        lambda: se.plan(softened(CASES["cnn"]), "C4", softness=0.0),
+        se.SoftEquivError,
+        "soft already; turn the dial with set_softness, or bake it first",
     ),
     ("neither", lambda: se.soften(CASES["cnn"].model(), "C4"), se.GainError, "in exactly one way"),
     (

@@ -58,16 +58,20 @@ def bake(model: Model, *, copy: bool = False, example: Any = None) -> Model:
 
 
 def outputs(model: nn.Module, example: Any) -> Tensor | None:
-    """All floating outputs of a model in eval mode, flattened into one tensor."""
+    """All tensors that a model returns in eval mode, flattened into one."""
     if example is None:
         return None
-    training = model.training
+    training = {module: module.training for module in model.modules()}
     model.eval()
-    with torch.no_grad():
-        result: Any = model(**example) if isinstance(example, dict) else model(example)
-    model.train(training)
+    try:
+        with torch.no_grad():
+            result: Any = model(**example) if isinstance(example, dict) else model(example)
+    finally:
+        for module, mode in training.items():  # each its own: frozen layers stay in eval
+            module.training = mode
     values = result.values() if hasattr(result, "values") else result if isinstance(result, (tuple, list)) else [result]
-    return torch.cat([value.flatten().float() for value in values if isinstance(value, Tensor)])
+    tensors = [value.flatten().float() for value in values if isinstance(value, Tensor)]
+    return torch.cat(tensors) if tensors else None
 
 
 def unparametrize(module: nn.Module, weights: dict[str, Tensor]) -> None:

@@ -14,7 +14,6 @@ from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.utils import parametrize
 
 from softequiv.errors import SoftEquivError, WeightError
@@ -200,11 +199,14 @@ def soft_weights(model: nn.Module) -> Iterator[SoftWeight]:
 @torch.no_grad()
 def replace_stored(stored: nn.Parameter, change: Callable[[Tensor], Tensor]) -> None:
     """Write change(stored) into a parameter; one that is sharded over processes (FSDP2) is gathered for it."""
-    if isinstance(stored, DTensor):
-        whole = change(stored.full_tensor())
-        stored.copy_(distribute_tensor(whole, stored.device_mesh, stored.placements, src_data_rank=None))
-    else:
+    if not hasattr(stored, "full_tensor"):
         stored.copy_(change(stored))
+        return
+    from torch.distributed.tensor import distribute_tensor  # half a second that other users need not wait
+
+    sharded: Any = stored
+    whole = change(sharded.full_tensor())
+    sharded.copy_(distribute_tensor(whole, sharded.device_mesh, sharded.placements, src_data_rank=None))
 
 
 @torch.no_grad()
