@@ -14,8 +14,8 @@ from torch import Tensor
 
 from softequiv._linalg import IDENTITY_TOLERANCE, Frozen, expm, is_orthogonal, is_skew, stack
 from softequiv.errors import NotARepresentationError, RepresentationError
-from softequiv.groups import DirectProduct, Group, Step, evaluate, matrix_key
-from softequiv.reps.base import Rep, Trivial, tensor_product
+from softequiv.groups import SO, C, DirectProduct, Group, Step, evaluate, matrix_key
+from softequiv.reps.base import Decomposition, Piece, Rep, Trivial, tensor_product
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,12 @@ class Vector(Rep):
     @cached_property
     def normal(self) -> bool:
         return are_normal(torch.cat([self.lie(), self.steps()]))
+
+    def decomposition(self) -> Decomposition | None:
+        """A plane that only turns is a piece already."""
+        if self.group == SO(2) or isinstance(self.group, C):
+            return Decomposition(None, (Piece(self.rates(), torch.arange(2)[None]),))
+        return None
 
 
 def are_normal(matrices: Tensor) -> bool:

@@ -18,6 +18,7 @@ from softequiv.reps import Decomposition, Piece, Rep, Sum
 from softequiv.spectrum.transforms import AxisBlock
 
 NEARLY_EQUAL = 1e-6  # eigenvalues closer than this are refined together, so that rounding cannot mix distinct ones
+UNDIVIDED = 8  # a space this small is a piece as it is: a change of basis would cost more than it saves
 SEED = 20260101  # of the random commuting matrix; any generic one gives the same spectrum
 ITERATIONS = 400  # conjugate gradients need one per distinct level, a few dozen for the groups in use
 
@@ -58,6 +59,8 @@ def decompose(rep: Rep, commuting: bool) -> Decomposition:
         return known
     if rep.dim == 1 or len(rep.rates()) == 0:
         return Decomposition(None, (Piece(rep.rates()[:, :1, :1], torch.arange(rep.dim)[:, None]),))
+    if not commuting and rep.dim <= UNDIVIDED:
+        return Decomposition(None, (Piece(rep.rates(), torch.arange(rep.dim)[None]),))
     return joint_eigenbasis(rep.rates()) if commuting else irreducible_pieces(rep.rates())
 
 

@@ -17,7 +17,7 @@ from softequiv._linalg import LEVEL_TOLERANCE, Frozen, canonical_signs, identity
 from softequiv.errors import PerformanceWarning, TooLargeError
 from softequiv.reps import LARGEST_SQUARE, Dual, Rep, Square, Sum, TensorProduct, product_rates
 from softequiv.spectrum.base import Spectrum
-from softequiv.spectrum.decompose import Axis, DecompositionError, axis
+from softequiv.spectrum.decompose import UNDIVIDED, Axis, DecompositionError, axis
 from softequiv.spectrum.oscillator import oscillator
 from softequiv.spectrum.transforms import AlongAxis, Block, Blocks, Butterfly, Dense, Transform
 
@@ -37,13 +37,24 @@ def spectrum(rep: Rep) -> Spectrum:
     if isinstance(rep, Square) and rep.n > LARGEST_SQUARE:
         return oscillator(rep)
     try:
-        if rep.group.abelian and rep.normal:
+        if rep.group.abelian and rep.normal and not small_with_multiplicities(rep):
             return characters(rep)
         if closed_under_transposition(rep):
             return small_blocks(rep)
     except DecompositionError:
         pass
     return dense(rep)
+
+
+def small_with_multiplicities(rep: Rep) -> bool:
+    """Whether a weight maps between copies of small spaces without a closed form: one matrix per pair will do."""
+    terms = [term for space in rep.axes for term, _ in (space.terms if isinstance(space, Sum) else ((space, 1),))]
+    return (
+        rep.orthogonal
+        and len(rep.axes) == 2
+        and all(term.dim <= UNDIVIDED for term in terms)
+        and any(term.dim > 1 and term.decomposition() is None for term in terms)
+    )
 
 
 def closed_under_transposition(rep: Rep) -> bool:

@@ -140,37 +140,6 @@ class Blocks(Transform):
         return self._apply(y, transpose=True)
 
 
-class Reorder(torch.autograd.Function):
-    """x[..., order] for a permutation, whose derivative is the permutation back and not a scattered sum."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(x: Tensor, order: Tensor, back: Tensor) -> Tensor:
-        return x.index_select(-1, order)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
-        ctx.save_for_backward(inputs[1], inputs[2])
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        order, back = ctx.saved_tensors
-        return reordered(gradient, back, order), None, None
-
-    @staticmethod
-    def jvp(ctx: Any, tangent: Tensor, *_: Any) -> Tensor:
-        return reordered(tangent, *ctx.saved_tensors)
-
-
-def reordered(x: Tensor, order: Tensor, back: Tensor) -> Tensor:
-    """x[..., order] where order[back] counts up."""
-    if torch.compiler.is_compiling():  # the compiler wants the plain operator and writes its own derivative
-        return x.index_select(-1, order)
-    result: Tensor = Reorder.apply(x, order, back)  # type: ignore[no-untyped-call]
-    return result
-
-
 class Core(ABC):
     """What a filter does to coordinates: a symmetric map of R^D that is cheap to apply."""
 
@@ -210,7 +179,7 @@ class Paired(Core):
     partner: Tensor
 
     def __call__(self, x: Tensor) -> Tensor:
-        return x * self.own + reordered(x, self.partner, self.partner) * self.other
+        return x * self.own + x.index_select(-1, self.partner) * self.other
 
     @staticmethod
     def of(butterfly: Butterfly, gains: Tensor) -> Paired:
@@ -235,12 +204,12 @@ class BlockMatrices(Core):
     matrices: tuple[Tensor, ...]
 
     def __call__(self, x: Tensor) -> Tensor:
-        parts = reordered(x, self.order, self.back).split(list(self.counts), -1)
+        parts = x.index_select(-1, self.order).split(list(self.counts), -1)
         mixed = [
             part * matrix[0, 0] if len(matrix) == 1 else (part.unflatten(-1, (-1, len(matrix))) @ matrix).flatten(-2)
             for part, matrix in zip(parts, self.matrices, strict=True)
         ]
-        return reordered(torch.cat(mixed, -1), self.back, self.order)
+        return torch.cat(mixed, -1).index_select(-1, self.back)
 
     @staticmethod
     def of(blocks: Blocks, gains: Tensor) -> BlockMatrices:
