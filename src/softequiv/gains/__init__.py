@@ -8,9 +8,11 @@ from softequiv.gains.cone import LeastDistortion as least_distortion
 from softequiv.gains.cutoff import Hard as hard
 from softequiv.gains.cutoff import Smooth as smooth
 from softequiv.gains.cutoff import Softness as softness
+from softequiv.gains.schur import Composed
 from softequiv.gains.schur import Schur as schur
 
 __all__ = [
+    "Composed",
     "Cone",
     "Gain",
     "Kept",

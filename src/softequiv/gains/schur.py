@@ -70,6 +70,10 @@ class Schur(Gain):
         count = len(rep.group.lie) + len(rep.group.steps)
         return Composed(tuple(self._single(rep, i) for i in range(count)))
 
+    def constraint(self, rep: Rep) -> WeightFilter:
+        """With a decay nothing is excluded for good, as with every fractional gain."""
+        return self.on(rep) if self.s is None else Composed(())
+
     def _single(self, rep: Rep, generator: int) -> Filter:
         levels, rates = single_generator(rep, generator)
         tolerance = LEVEL_TOLERANCE * max(1.0, float(rates.max()))

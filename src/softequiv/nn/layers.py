@@ -2,8 +2,7 @@
 filtered weights.
 
 A feature's type is a representation of its channels: `16 * scalar(g)` for plain channels, `8 * frequency(g, 1)` for
-vector
-fields. Gain softness(0) makes a layer exactly equivariant.
+vector fields. Gain softness(0) makes a layer exactly equivariant.
 """
 
 from __future__ import annotations
@@ -17,19 +16,19 @@ from torch import Tensor, nn
 from softequiv.errors import RepresentationError
 from softequiv.gains import Gain, LevelGain, softness
 from softequiv.nn.weight import Layout, Mode, Soft, SoftWeight, soft_weights, soften_weight
-from softequiv.reps import Action, Rep, Sum, Trivial, grid
+from softequiv.reps import Action, Rep, Sum, Trivial, direct_sum, grid
 from softequiv.spectrum import spectrum
 
 EXACT: Gain = softness(0)
 
 
-def _soften(layer: nn.Module, weight: Soft, bias: Soft, mode: Mode) -> None:
+def _soften(layer: nn.Module, weight: Soft, target: Rep, mode: Mode) -> None:
     """Filter weight and bias of a new layer, the weight first scaled up by what the filter takes away."""
     with torch.no_grad():
         layer.weight.mul_(restored_scale(weight))  # type: ignore[operator]
     soften_weight(layer, "weight", weight, mode)
     if getattr(layer, "bias", None) is not None:
-        soften_weight(layer, "bias", bias, mode)
+        soften_weight(layer, "bias", Soft(target, weight.gain, Layout(axis=0)), mode)
 
 
 def restored_scale(soft: Soft) -> float:
@@ -62,23 +61,25 @@ class SoftLinear(nn.Linear):
     ) -> None:
         super().__init__(source.dim, target.dim, bias=bias, **kwargs)
         self.source, self.target = source, target
-        _soften(self, Soft(source >> target, gain), Soft(target, gain), mode)
+        _soften(self, Soft(source >> target, gain), target, mode)
+
+
+def terms_of(rep: Rep) -> tuple[tuple[Rep, int], ...]:
+    """The terms of a sum, or the space itself once."""
+    return rep.terms if isinstance(rep, Sum) else ((rep, 1),)
 
 
 def is_scalar(rep: Rep) -> bool:
     """Whether nothing in a space moves."""
-    terms = rep.terms if isinstance(rep, Sum) else ((rep, 1),)
-    return all(isinstance(term, Trivial) for term, _ in terms)
+    return all(isinstance(term, Trivial) for term, _ in terms_of(rep))
 
 
 def per_group(rep: Rep, groups: int) -> Rep:
     """The part of a type that one group of a grouped convolution sees."""
-    if groups == 1:
-        return rep
-    if isinstance(rep, Sum) and len(rep.terms) == 1 and rep.terms[0][1] % groups == 0:
-        return rep.terms[0][0] * (rep.terms[0][1] // groups)
-    if rep.dim % groups == 0 and is_scalar(rep):
-        return Trivial(rep.group) * (rep.dim // groups)
+    copies = [term for term, count in terms_of(rep) for _ in range(count)]
+    part = copies[: len(copies) // groups]
+    if part * groups == copies:
+        return direct_sum([(term, 1) for term in part])
     raise RepresentationError(f"{rep} cannot be cut into {groups} equal groups of channels; use {groups} * (one type)")
 
 
@@ -111,7 +112,7 @@ class _SoftConv:
         self.source, self.target = source, target
         conv: Any = self
         soft = kernel_soft(source, target, conv.kernel_size, gain, conv.groups, conv.transposed, action)
-        _soften(conv, soft, Soft(target, gain), mode)
+        _soften(conv, soft, target, mode)
 
 
 class SoftConv1d(_SoftConv, nn.Conv1d):

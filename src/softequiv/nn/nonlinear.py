@@ -9,14 +9,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from softequiv.errors import RepresentationError
-from softequiv.nn.layers import is_scalar
-from softequiv.reps import Rep, Sum, Trivial
+from softequiv.errors import RepresentationError, WeightError
+from softequiv.nn.layers import is_scalar, terms_of
+from softequiv.reps import Rep, Trivial
 
-
-def terms_of(rep: Rep) -> tuple[tuple[Rep, int], ...]:
-    """The terms of a sum, or the space itself once."""
-    return rep.terms if isinstance(rep, Sum) else ((rep, 1),)
+SHORTEST = 1e-6  # a copy shorter than this counts as this long where lengths divide, so that gradients stay bounded
 
 
 def gated(rep: Rep) -> Rep:
@@ -43,11 +40,13 @@ class Gated(nn.Module):
 
     def __init__(self, rep: Rep, activation: nn.Module | None = None, dim: int = -1) -> None:
         super().__init__()
-        self.rep, self.dim = rep, dim
+        self.rep, self.dim, self.channels = rep, dim, gated(rep).dim
         self.activation = activation or nn.SiLU()
 
     def forward(self, x: Tensor) -> Tensor:
         x = x.movedim(self.dim, -1)
+        if x.shape[-1] != self.channels:
+            raise WeightError(f"Gated takes the {self.channels} channels of gated({self.rep}); got {x.shape[-1]}")
         features, gates = x[..., : self.rep.dim], x[..., self.rep.dim :].sigmoid()
         out, place, gate = [], 0, 0
         for term, copies in terms_of(self.rep):
@@ -72,6 +71,11 @@ def copy_norms(x: Tensor, rep: Rep) -> Tensor:
     return torch.cat(parts, -1)
 
 
+def at_least_float32(x: Tensor) -> Tensor:
+    """Squares of half-precision numbers leave their range: 256^2 is infinite, and 0.0001^2 is zero."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
 def _needs_orthogonal(rep: Rep, what: str) -> None:
     if not rep.orthogonal:
         raise RepresentationError(f"{what} uses lengths, which {rep} under {rep.group} does not keep; use Gated")
@@ -91,9 +95,10 @@ class NormReLU(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = x.movedim(self.dim, -1)
-        norms = copy_norms(x, self.rep)
-        scale = torch.relu(norms + self.bias[self.copy_of]) / norms.clamp(min=torch.finfo(x.dtype).tiny ** 0.5)  # type: ignore[index]
-        return (x * scale).movedim(-1, self.dim)
+        norms = copy_norms(at_least_float32(x), self.rep)
+        shortest = max(SHORTEST, torch.finfo(x.dtype).tiny ** 0.5)  # half precision bounds gradients sooner
+        scale = torch.relu(norms + self.bias[self.copy_of]) / norms.clamp(min=shortest)  # type: ignore[index]
+        return (x * scale).to(x.dtype).movedim(-1, self.dim)
 
 
 class CopyNorm(nn.Module):
@@ -110,8 +115,10 @@ class CopyNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = x.movedim(self.dim, -1)
-        mean_square = x.square().sum(-1, keepdim=True) / len(self.scale)
-        return (x * torch.rsqrt(mean_square + self.eps) * self.scale[self.copy_of]).movedim(-1, self.dim)  # type: ignore[index]
+        wide = at_least_float32(x)
+        mean_square = wide.square().sum(-1, keepdim=True) / len(self.scale)
+        scaled = wide * torch.rsqrt(mean_square + self.eps) * self.scale[self.copy_of]  # type: ignore[index]
+        return scaled.to(x.dtype).movedim(-1, self.dim)
 
 
 class VectorReLU(nn.Module):
@@ -134,6 +141,6 @@ class VectorReLU(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         split = x.movedim(self.dim, -1).unflatten(-1, (self.copies, self.space.dim))
-        k = self.directions(split.mT).mT
-        along = (split * k).sum(-1, keepdim=True).clamp(max=0) / k.square().sum(-1, keepdim=True).clamp(min=1e-12)
-        return (split - along * k).flatten(-2).movedim(-1, self.dim)
+        k = at_least_float32(self.directions(split.mT).mT)
+        along = (split * k).sum(-1, keepdim=True).clamp(max=0) / k.square().sum(-1, keepdim=True).clamp(min=SHORTEST**2)
+        return (split - along * k).to(x.dtype).flatten(-2).movedim(-1, self.dim)

@@ -15,9 +15,10 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
+from torch.utils.hooks import RemovableHandle
 
 from softequiv.errors import SoftEquivError, WeightError
-from softequiv.gains import Cone, Gain, WeightFilter
+from softequiv.gains import Composed, Cone, Gain, WeightFilter
 from softequiv.reps import Rep
 from softequiv.spectrum import Filter
 
@@ -197,7 +198,7 @@ def soft_weights(model: nn.Module) -> Iterator[SoftWeight]:
 
 
 @torch.no_grad()
-def replace_stored(stored: nn.Parameter, change: Callable[[Tensor], Tensor]) -> None:
+def replace_stored(stored: Tensor, change: Callable[[Tensor], Tensor]) -> None:
     """Write change(stored) into a parameter; one that is sharded over processes (FSDP2) is gathered for it."""
     if not hasattr(stored, "full_tensor"):
         stored.copy_(change(stored))
@@ -217,24 +218,52 @@ def project(model: nn.Module) -> None:
             replace_stored(weight.stored, weight.filtered.projected)
 
 
-def hold(model: nn.Module, optimizer: torch.optim.Optimizer) -> Any:
-    """Keep a model in project mode on its constraints after every step of an optimiser; returns torch's removable
-    handle.
+@torch.no_grad()
+def project_gradients(model: nn.Module) -> None:
+    """Take from each gradient what a linear constraint forbids.
+
+    An optimiser that rescales entries (Adam) would otherwise turn the forbidden part into an allowed one, and settle
+    elsewhere than "parametrize" does.
+    """
+    for weight in soft_weights(model):
+        gradient = weight.stored.grad
+        if gradient is not None and weight.filtered.mode == "project" and not isinstance(weight.filtered.held, Cone):
+            replace_stored(gradient, weight.filtered.projected)
+
+
+@dataclass(frozen=True)
+class Held:
+    """The two hooks of `hold`; `remove` takes them off."""
+
+    hooks: tuple[RemovableHandle, ...]
+
+    def remove(self) -> None:
+        """Stop holding."""
+        for hook in self.hooks:
+            hook.remove()
+
+
+def hold(model: nn.Module, optimizer: torch.optim.Optimizer) -> Held:
+    """Keep a model in project mode on its constraints: gradients are projected before each step, weights after it.
 
     >>> import softequiv as se
     >>> layer = nn.Conv2d(3, 8, 5)
     >>> soften_weight(layer, "weight", Soft(se.grid(se.C(4), 5, 5), se.softness(0)), mode="project")
     >>> optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
-    >>> handle = hold(layer, optimizer)
+    >>> held = hold(layer, optimizer)
     """
     reference = weakref.ref(model)
 
-    def after_step(*_: object) -> None:
-        held = reference()
-        if held is not None:
-            project(held)
+    def with_model(act: Callable[[nn.Module], None]) -> Callable[..., None]:
+        def hook(*_: object) -> None:
+            alive = reference()
+            if alive is not None:
+                act(alive)
 
-    return optimizer.register_step_post_hook(after_step)
+        return hook
+
+    before = optimizer.register_step_pre_hook(with_model(project_gradients))
+    return Held((before, optimizer.register_step_post_hook(with_model(project))))
 
 
 def set_gain(weight: SoftWeight, gain: Gain) -> None:
@@ -252,4 +281,5 @@ def is_constraint(gain: Gain, rep: Rep) -> bool:
     apply = gain.on(rep)
     if isinstance(apply, Cone):
         return True
-    return isinstance(apply, Filter) and bool(((apply.gamma == 0) | (apply.gamma == 1)).all())
+    filters = apply.filters if isinstance(apply, Composed) else (apply,)
+    return all(isinstance(f, Filter) and bool(((f.gamma == 0) | (f.gamma == 1)).all()) for f in filters)
