@@ -107,6 +107,25 @@ def expm(a: Tensor) -> Tensor:
     return ((basis * torch.exp(1j * omega)) @ basis.mH).real
 
 
+def are_normal(matrices: Tensor) -> bool:
+    """Whether each matrix commutes with its transpose."""
+    return bool(torch.allclose(matrices @ matrices.mT, matrices.mT @ matrices, atol=IDENTITY_TOLERANCE))
+
+
+def checked_matrices(matrices: Sequence[Tensor], what: str, error: type[Exception]) -> list[Tensor]:
+    """Real, finite, square matrices of one size in float64, or an error that says which of these fails."""
+    checked = [torch.as_tensor(matrix) for matrix in matrices]
+    for matrix in checked:
+        if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or matrix.shape != checked[0].shape:
+            shapes = sorted({tuple(m.shape) for m in checked})
+            raise error(f"the matrices of {what} must be square and of one size; got {shapes}")
+        if matrix.is_complex() or matrix.dtype == torch.bool:
+            raise error(f"the matrices of {what} must be real; got {matrix.dtype}: write [[Re, -Im], [Im, Re]]")
+        if not torch.isfinite(matrix).all():
+            raise error(f"a matrix of {what} has entries that are not finite numbers")
+    return [matrix.to(torch.float64) for matrix in checked]
+
+
 def canonical_signs(basis: Tensor) -> Tensor:
     """Flip columns so that the entry of largest magnitude is positive (the first of several)."""
     if basis.numel() == 0:

@@ -5,8 +5,9 @@ from softequiv.groups.base import Element, Flow, Group, Step, Word, evaluate, ma
 from softequiv.groups.custom import MatrixGroup, group_from
 from softequiv.groups.parse import parse_group
 from softequiv.groups.permutations import S, Shifts
+from softequiv.groups.plane import C, D, Reflection
 from softequiv.groups.products import DirectProduct
-from softequiv.groups.rotations import SO, C, D, O, Reflection
+from softequiv.groups.rotations import SO, O
 from softequiv.groups.scaling import Scaling
 from softequiv.groups.spacetime import Lorentz
 from softequiv.groups.spin import SU2

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from softequiv._linalg import Frozen, stack
+from softequiv._linalg import Frozen, checked_matrices, stack
 from softequiv.errors import GroupError
 from softequiv.groups.angles import Angle
 from softequiv.groups.base import Element, Flow, Group, Step, Word
@@ -84,13 +84,9 @@ def group_from(
     >>> screw.element(0.5).length
     0.5
     """
-    matrices = [_checked(name, m) for m in (*lie, *steps)]
+    matrices = checked_matrices([*lie, *steps], f"the group {name!r}", GroupError)
     if not matrices:
         raise GroupError("a group needs at least one generator; give lie=[...] or steps=[...]")
-    if len({m.shape for m in matrices}) > 1:
-        raise GroupError(
-            f"generators of one group must have one size; got {sorted({tuple(m.shape) for m in matrices})}"
-        )
     dim = matrices[0].shape[0]
     for index, step in enumerate(matrices[len(lie) :]):
         if torch.linalg.matrix_rank(step) < dim:
@@ -98,17 +94,3 @@ def group_from(
     return MatrixGroup(
         name, Frozen(stack(matrices[: len(lie)], dim)), Frozen(stack(matrices[len(lie) :], dim)), covering_radius
     )
-
-
-def _checked(name: str, matrix: Tensor) -> Tensor:
-    matrix = torch.as_tensor(matrix)
-    if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:
-        raise GroupError(f"generators of {name!r} must be square matrices; got shape {tuple(matrix.shape)}")
-    if matrix.is_complex() or matrix.dtype == torch.bool:
-        raise GroupError(
-            f"generators of {name!r} must be real numbers; got {matrix.dtype}: write a complex matrix as "
-            f"[[Re, -Im], [Im, Re]]"
-        )
-    if not torch.isfinite(matrix).all():
-        raise GroupError(f"a generator of {name!r} has entries that are not finite numbers")
-    return matrix.to(torch.float64)

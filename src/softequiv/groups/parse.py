@@ -8,8 +8,9 @@ from collections.abc import Callable
 from softequiv.errors import GroupError
 from softequiv.groups.base import Group
 from softequiv.groups.permutations import S, Shifts
+from softequiv.groups.plane import C, D, Reflection
 from softequiv.groups.products import product
-from softequiv.groups.rotations import SO, C, D, O, Reflection
+from softequiv.groups.rotations import SO, O
 from softequiv.groups.scaling import Scaling
 from softequiv.groups.spacetime import Lorentz
 from softequiv.groups.spin import SU2

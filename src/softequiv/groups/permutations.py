@@ -16,7 +16,8 @@ from torch import Tensor
 from softequiv._linalg import stack
 from softequiv.errors import GroupError
 from softequiv.groups.base import Element, Group, Step, Word
-from softequiv.groups.rotations import rotation, signed_count
+from softequiv.groups.plane import signed_count
+from softequiv.groups.rotations import rotation
 
 
 @dataclass(frozen=True)

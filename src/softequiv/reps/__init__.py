@@ -18,7 +18,10 @@ from softequiv.reps.base import (
 )
 from softequiv.reps.grids import LARGEST_SQUARE, Action, Cube, Line, Square, grid
 from softequiv.reps.irreps import frequency, spin
-from softequiv.reps.tensors import Matrices, check_representation, lift, outer, regular, representation, tensor, vector
+from softequiv.reps.lifts import lift, outer
+from softequiv.reps.matrices import Matrices, check_representation, representation
+from softequiv.reps.regular import regular
+from softequiv.reps.tensors import tensor, vector
 
 __all__ = [
     "LARGEST_SQUARE",

@@ -50,19 +50,24 @@ class Rep(ABC):
         return (self.dim,)
 
     @property
+    def parts(self) -> tuple[Rep, ...]:
+        """The representations that this one is made of; none for a leaf."""
+        return ()
+
+    @property
     def orthogonal(self) -> bool:
         """Whether rho(g) is orthogonal for every g."""
-        return True
+        return all(part.orthogonal for part in self.parts)
 
     @property
     def exact(self) -> bool:
         """Whether the brackets and relations of the group hold exactly; False for named approximations on grids."""
-        return True
+        return all(part.exact for part in self.parts)
 
     @property
     def normal(self) -> bool:
         """Whether every generator is a normal matrix."""
-        return True
+        return all(part.normal for part in self.parts)
 
     @property
     def axes(self) -> tuple[Rep, ...]:
@@ -205,16 +210,8 @@ class Dual(Rep):
         return f"({self.base})*"
 
     @property
-    def orthogonal(self) -> bool:
-        return self.base.orthogonal
-
-    @property
-    def exact(self) -> bool:
-        return self.base.exact
-
-    @property
-    def normal(self) -> bool:
-        return self.base.normal
+    def parts(self) -> tuple[Rep, ...]:
+        return (self.base,)
 
     @property
     def T(self) -> Rep:
@@ -252,16 +249,8 @@ class Sum(Rep):
         return "+".join((f"{copies}" if copies > 1 else "") + f"[{rep}]" for rep, copies in self.terms)
 
     @property
-    def orthogonal(self) -> bool:
-        return all(rep.orthogonal for rep, _ in self.terms)
-
-    @property
-    def exact(self) -> bool:
-        return all(rep.exact for rep, _ in self.terms)
-
-    @property
-    def normal(self) -> bool:
-        return all(rep.normal for rep, _ in self.terms)
+    def parts(self) -> tuple[Rep, ...]:
+        return tuple(rep for rep, _ in self.terms)
 
     @property
     def T(self) -> Rep:
@@ -321,16 +310,8 @@ class TensorProduct(Rep):
         return "@".join(f"({rep})" if isinstance(rep, (Sum, Hom)) else str(rep) for rep in self.factors)
 
     @property
-    def orthogonal(self) -> bool:
-        return all(rep.orthogonal for rep in self.factors)
-
-    @property
-    def exact(self) -> bool:
-        return all(rep.exact for rep in self.factors)
-
-    @property
-    def normal(self) -> bool:
-        return all(rep.normal for rep in self.factors)
+    def parts(self) -> tuple[Rep, ...]:
+        return self.factors
 
     @property
     def axes(self) -> tuple[Rep, ...]:
@@ -402,24 +383,12 @@ class Hom(Rep):
         return f"{self.source} -> {self.target}"
 
     @property
-    def orthogonal(self) -> bool:
-        return self.source.orthogonal and self.target.orthogonal
-
-    @property
-    def exact(self) -> bool:
-        return self.source.exact and self.target.exact
-
-    @property
-    def normal(self) -> bool:
-        return self.source.normal and self.target.normal
+    def parts(self) -> tuple[Rep, ...]:
+        return (self.source, self.target)
 
     @property
     def axes(self) -> tuple[Rep, ...]:
         return (self.target, self.source.T)
-
-    @property
-    def T(self) -> Rep:
-        return self if self.orthogonal else Dual(self)
 
     def lie(self) -> Tensor:
         return kron_sum(self.target.lie(), -self.source.lie().mT)
