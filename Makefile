@@ -12,7 +12,7 @@ STAMP := $(VENV)/.installed
 EMLP_PYTHON ?=
 BENCHMARKS = benchmarks/spectra.py benchmarks/grid_actions.py  # the others need a GPU, or weights and images
 
-SETUP_COST = The first run installs about 1.4 GB into $(VENV) (CPU build of torch), in one to two minutes.
+SETUP_COST = The first run installs about 1.6 GB into $(VENV) (CPU build of torch), in one to two minutes.
 
 .PHONY: test demo bench setup clean
 
