@@ -690,3 +690,13 @@ def test_a_smooth_schur_rule_constrains_nothing_and_a_hard_one_does():
     before = layer.weight.detach().clone()
     se.project(layer)
     assert torch.equal(layer.weight, before)
+
+
+@pytest.mark.parametrize("gain", [se.softness(0.4), se.schur(0.5), se.least_distortion(0.2, 0.5)], ids=str)
+def test_a_filter_follows_its_module_to_another_precision_and_loses_nothing(gain):
+    """A double-precision weight is filtered in double precision, also when the module was softened in single."""
+    source, target = 2 * se.vector(se.SO(2)), se.vector(se.SO(2)) + se.scalar(se.SO(2))
+    layer = SoftLinear(source, target, gain).double()
+    theta = layer.parametrizations.weight.original.detach()
+    assert torch.allclose(layer.weight, gain(theta, source >> target), rtol=0, atol=1e-14)
+    assert layer.float().weight.dtype == torch.float32 and layer.half().weight.dtype == torch.float16

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -17,7 +17,13 @@ from softequiv.errors import GainError, WeightError
 from softequiv.reps import Rep
 from softequiv.spectrum import Spectrum, spectrum
 
-WeightFilter = Callable[[Tensor], Tensor]
+
+class WeightFilter(Protocol):
+    """What a gain becomes on a representation: a map of weights (..., *rep.shape), for one dtype and device."""
+
+    def __call__(self, weight: Tensor) -> Tensor: ...
+
+    def to(self, dtype: torch.dtype, device: torch.device) -> WeightFilter: ...
 
 
 class Gain(ABC):

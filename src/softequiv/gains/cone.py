@@ -36,6 +36,10 @@ class Cone:
     of: Spectrum
     ratio: Tensor  # (c(sigma) / eta)^2 of each level
 
+    def to(self, dtype: torch.dtype, device: torch.device) -> Cone:
+        """The same cone for weights of another dtype or device."""
+        return Cone(self.of.to(dtype, device), self.ratio.to(device))
+
     def __call__(self, weight: Tensor) -> Tensor:
         return self.of.scale(weight, self.gamma(self.of.energies(weight)))
 

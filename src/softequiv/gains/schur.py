@@ -30,6 +30,10 @@ class Composed:
 
     filters: tuple[Filter, ...]
 
+    def to(self, dtype: torch.dtype, device: torch.device) -> Composed:
+        """The same filters for another dtype or device."""
+        return Composed(tuple(single.to(dtype, device) for single in self.filters))
+
     def __call__(self, weight: Tensor) -> Tensor:
         for single in self.filters:
             weight = single(weight)

@@ -69,14 +69,29 @@ class Soft:
 
 
 class FilteredWeight(nn.Module):
-    """Theta -> W = gain(Theta), in float32 whatever autocast says; the filter follows the module to its device."""
+    """Theta -> W = gain(Theta), in float32 or float64 whatever autocast says; the filter follows the module around."""
 
-    def __init__(self, soft: Soft, mode: Mode = "parametrize") -> None:
+    filter: WeightFilter
+    held: WeightFilter
+
+    def __init__(self, soft: Soft, mode: Mode, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
-        self.soft, self.mode = soft, mode
+        self.mode = mode
         self.order: tuple[str, ...] = ()  # of the module's parameters, for baking: torch moves what is parametrised
-        self.filter: WeightFilter = soft.gain.on(soft.rep)
-        self.held: WeightFilter = soft.gain.constraint(soft.rep) if mode == "project" else self.filter
+        self.set_soft(soft, dtype, device)
+
+    def set_soft(self, soft: Soft, dtype: torch.dtype, device: torch.device) -> None:
+        """Do this from now on, to weights of this dtype on this device."""
+        self.soft = soft
+        self.fitted = (torch.float64 if dtype == torch.float64 else torch.float32, device)
+        self.filter = soft.gain.on(soft.rep).to(*self.fitted)
+        self.held = soft.gain.constraint(soft.rep).to(*self.fitted) if self.mode == "project" else self.filter
+
+    def fit(self, dtype: torch.dtype, device: torch.device) -> None:
+        """Make the filters anew, from exact ones, where the weight has another precision or place than before."""
+        precision = torch.float64 if dtype == torch.float64 else torch.float32
+        if (precision, device) != self.fitted and device.type != "meta":
+            self.set_soft(self.soft, precision, device)
 
     def forward(self, theta: Tensor) -> Tensor:
         return self._through(self.filter, theta)
@@ -87,8 +102,7 @@ class FilteredWeight(nn.Module):
 
     def projected(self, weight: Tensor) -> Tensor:
         """The nearest weight that the gain's constraint admits."""
-        if isinstance(self.held, Filter):  # a plain module's marks do not travel with it: keep the copy that is in use
-            self.held = self.held.to(torch.float64 if weight.dtype == torch.float64 else torch.float32, weight.device)
+        self.fit(weight.dtype, weight.device)  # a plain module's marks do not travel with it
         return self._through(self.held, weight)
 
     def _through(self, apply: WeightFilter, weight: Tensor) -> Tensor:
@@ -100,9 +114,8 @@ class FilteredWeight(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> FilteredWeight:
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        device = fn(torch.empty(0)).device
-        if isinstance(self.filter, Filter) and device.type != "meta":
-            self.filter = self.filter.to(torch.float32, device)
+        probe = fn(torch.empty(0, dtype=self.fitted[0]))
+        self.fit(probe.dtype, probe.device)
         return self
 
     def extra_repr(self) -> str:
@@ -169,12 +182,11 @@ def soften_weight(module: nn.Module, attribute: str, soft: Soft, mode: Mode = "p
     True
     """
     weight = softenable(module, attribute, mode)
-    filtered = FilteredWeight(soft, mode)
+    filtered = FilteredWeight(soft, mode, weight.dtype, weight.device)
     view = soft.layout.read(weight, soft.rep)
     if tuple(view.shape[view.ndim - len(soft.rep.shape) :]) != soft.rep.shape:
         raise WeightError(f"{attribute} of shape {tuple(weight.shape)} has no axes {soft.rep.shape} for {soft.rep}")
     if mode == "parametrize":
-        filtered._apply(lambda t: t.to(weight.device))
         filtered.order = tuple(module._parameters)
         parametrize.register_parametrization(module, attribute, filtered)
     else:
@@ -268,12 +280,10 @@ def hold(model: nn.Module, optimizer: torch.optim.Optimizer) -> Held:
 
 def set_gain(weight: SoftWeight, gain: Gain) -> None:
     """Give one soft weight another gain; in project mode its stored value is filtered at once."""
-    fresh = FilteredWeight(Soft(weight.soft.rep, gain, weight.soft.layout), weight.filtered.mode)
-    fresh._apply(lambda t: t.to(weight.stored.device))
-    old = weight.filtered
-    old.soft, old.filter, old.held = fresh.soft, fresh.filter, fresh.held
-    if old.mode == "project":
-        replace_stored(weight.stored, old)
+    stored, filtered = weight.stored, weight.filtered
+    filtered.set_soft(Soft(weight.soft.rep, gain, weight.soft.layout), stored.dtype, stored.device)
+    if filtered.mode == "project":
+        replace_stored(stored, filtered)
 
 
 def is_constraint(gain: Gain, rep: Rep) -> bool:

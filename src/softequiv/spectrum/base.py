@@ -69,13 +69,13 @@ class Spectrum:
         float32.
         """
         x = self._flat(weight)
-        for transform in self._moved(x):
+        for transform in self.to(x.dtype, x.device).transforms:
             x = transform.forward(x)
         return x
 
     def synthesise(self, coordinates: Tensor, like: Tensor) -> Tensor:
         """The weight with these coordinates, in the shape and dtype of `like`."""
-        for transform in reversed(self._moved(coordinates)):
+        for transform in reversed(self.to(coordinates.dtype, coordinates.device).transforms):
             coordinates = transform.inverse(coordinates)
         return coordinates.reshape(like.shape).to(like.dtype)
 
@@ -171,11 +171,11 @@ class Spectrum:
         total = float(energies.sum())
         return math.sqrt(float(energies[self.levels > 0].sum()) / total) if total else 0.0
 
-    def _moved(self, x: Tensor) -> tuple[Transform, ...]:
-        if x.dtype == torch.float64 and x.device.type == "cpu":
-            return self.transforms
-        transforms: tuple[Transform, ...] = moved(self.transforms, x.dtype, x.device)
-        return transforms
+    def to(self, dtype: torch.dtype, device: torch.device) -> Spectrum:
+        """The same spectrum for weights of another dtype or device."""
+        if self.levels.dtype == dtype and self.levels.device == device:
+            return self
+        return Spectrum(self.rep, *moved((self.transforms, self.levels, self.level_of), dtype, device))
 
     def _flat(self, weight: Tensor) -> Tensor:
         return flattened(weight, self.rep)
