@@ -172,3 +172,20 @@ def test_lemma_2_first_order_expansion_on_a_discrete_group(group, seed):
             step = group.steps[move.index] if move.count > 0 else torch.linalg.inv(group.steps[move.index])
             expansion += abs(move.count) * (at(step) - f[0])
         assert abs(at(g.matrix) - expansion) <= 2 * lipschitz * distance + 1e-9
+
+
+def test_steps_that_stretch_are_bounded_in_both_directions():
+    v = se.vector(se.group_from(steps=[torch.tensor([[0.5, 0.2], [-0.2, 0.6]])]))
+    w = torch.tensor([[-0.87, 0.14], [-0.72, -0.28]], dtype=torch.float64)
+    for count in (-2, -1, 1, 2):
+        g = v.group.element(count)
+        change = float((w @ v.rho(g) - v.rho(g) @ w).norm() / w.norm())
+        assert change <= se.spectrum(v >> v).error(w, g.length)
+
+
+def test_the_range_may_be_the_whole_of_a_compact_group_but_not_of_an_open_one():
+    rep = se.grid(se.SO(2), 3, 3)
+    w = weight(rep, 0)
+    assert se.spectrum(rep).error(w, math.inf) == pytest.approx(se.spectrum(rep).error(w, math.pi))
+    with pytest.raises(se.GroupError, match="not compact"):
+        se.Scaling().reach(math.inf)

@@ -240,7 +240,7 @@ def test_the_cone_projection_is_idempotent_and_homogeneous(rep, eta, seed):
 
 def test_weights_at_the_edges_of_floating_point_stay_finite():
     rep = se.grid(se.SO(2), 5, 5)
-    for scale in (0.0, 1e-30, 1e-20, 1e15):
+    for scale in (0.0, 1e-30, 1e-20, 1e15, 1e30):
         w = (scale * weight(rep, 0)).float().requires_grad_()
         out = se.least_distortion(0.1, se.degrees(30))(w, rep)
         out.sum().backward()

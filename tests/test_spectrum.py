@@ -110,6 +110,59 @@ def test_a_square_beyond_dense_reach_is_filtered_exactly():
     assert torch.allclose(w, se.softness(0)(w.rot90(1, (0, 1)), rep).rot90(-1, (0, 1)), atol=1e-9)
 
 
+def fixed_by(rep: se.Rep) -> torch.Tensor:
+    """The projector onto what rho_W fixes, from the action alone: an oracle that shares nothing with rates."""
+    moved = torch.cat([rep.lie(), rep.steps() - torch.eye(rep.dim, dtype=torch.float64)]).flatten(0, 1)
+    values, vectors = torch.linalg.eigh(moved.T @ moved)
+    null = vectors[:, values < 1e-9]
+    return null @ null.T
+
+
+J = torch.tensor([[0.0, -1.0], [1.0, 0.0]], dtype=torch.float64)
+S3, C4 = se.vector(se.S(3)), se.vector(se.C(4))
+TORUS = se.SO(2) * se.SO(2)
+
+
+@pytest.mark.parametrize(
+    "rep",
+    [
+        2 * se.outer(se.frequency(se.SO(2), 2), se.frequency(se.SO(2), 1)),  # speeds that cancel in some combination
+        se.representation(TORUS, lie=[2 * J, -J]),
+        se.vector(se.group_from(lie=[J, -J / 2])),
+        2 * se.grid(se.Shifts(4, 12), 4, 12),
+        se.regular(se.C(4) * se.C(6)),
+        (S3 >> S3) >> S3,  # maps of maps
+        S3 >> (S3 >> S3),
+        ((C4 >> C4) + (C4 >> se.scalar(se.C(4)))) @ C4,
+        (se.vector(se.D(4)) >> se.vector(se.D(4))) @ se.vector(se.D(4)),
+        se.vector(se.group_from(steps=[torch.diag(torch.tensor([2.0, 3.0]))]))
+        >> se.vector(se.group_from(steps=[torch.diag(torch.tensor([2.0, 3.0]))])),
+        se.tensor(se.group_from(steps=[torch.tensor([[1.0, 1.0], [0.0, 1.0]])]), 1, 1),
+    ],
+    ids=str,
+)
+def test_level_zero_is_what_the_action_fixes(rep):
+    w = weight(rep, 5)
+    kept = se.softness(0)(w, rep).flatten()
+    assert float((kept - fixed_by(rep) @ w.flatten()).norm()) < 1e-8 * float(w.norm())
+
+
+@pytest.mark.parametrize("group", [se.SO(2), se.O(2)], ids=str)
+@pytest.mark.parametrize("n", [2, 4, 6])
+def test_maps_between_grids_that_admit_no_exact_action_keep_the_identity(group, n):
+    """Pictures that stand aside count as moving, but a map from them to themselves does not."""
+    space = se.grid(group, n, n)
+    identity = torch.eye(space.dim, dtype=torch.float64)
+    assert torch.allclose(se.softness(0)(identity, space >> space), identity, atol=1e-10)
+    check_equal(se.spectrum(space >> space), se.dense(space >> space), se.hard(1.5), weight(space >> space, 0))
+    lifted = se.lift(space, group * se.SO(2), 0)
+    assert se.spectrum(lifted).invariants == se.spectrum(space).invariants
+
+
+def test_keyword_arguments_are_part_of_what_is_remembered():
+    assert se.spectrum(rep=se.vector(se.SO(2))).rep != se.spectrum(rep=se.vector(se.SO(3))).rep
+
+
 # -- the dimension of level 0 ------------------------------------------------------------------------------------------
 
 

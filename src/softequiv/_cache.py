@@ -72,10 +72,10 @@ cache = Cache()
 
 
 def cached(function: Callable[P, R]) -> Callable[P, R]:
-    """Remember a pure function of hashable positional arguments in the one shared cache."""
+    """Remember a pure function of hashable arguments in the one shared cache."""
 
     @wraps(function)
     def remembered(*args: P.args, **kwargs: P.kwargs) -> R:
-        return cache.get((function, args), lambda: function(*args, **kwargs))
+        return cache.get((function, args, tuple(sorted(kwargs.items()))), lambda: function(*args, **kwargs))
 
     return remembered

@@ -41,7 +41,9 @@ class Cone:
         return Cone(self.of.to(dtype, device), self.ratio.to(device))
 
     def __call__(self, weight: Tensor) -> Tensor:
-        return self.of.scale(weight, self.gamma(self.of.energies(weight)))
+        # only the direction matters: without its size, squares neither overflow nor vanish
+        size = weight.detach().double().abs().amax().clamp(min=1e-30) if weight.numel() else 1.0
+        return self.of.scale(weight, self.gamma(self.of.energies(weight / size)))
 
     def gamma(self, energies: Tensor) -> Tensor:
         """The gain of each level for a weight with these energies, (levels,) to (levels,), differentiable."""

@@ -43,7 +43,7 @@ def parse_range(text: str) -> float:
     >>> parse_range("30deg"), parse_range("2")
     (30deg, 2.0)
     """
-    match = re.fullmatch(r"\s*([-+]?[0-9.]+(?:[eE][-+]?[0-9]+)?)\s*(deg|°|rad|)\s*", text)
+    match = re.fullmatch(r"\s*([-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?)\s*(deg|°|rad|)\s*", text)
     if not match:
         raise GroupError(
             f"cannot read the range {text!r}; write an angle such as '30deg' or '0.5rad', or a path length such as '2'"

@@ -152,7 +152,12 @@ class Group(ABC):
     def abelian(self) -> bool:
         """Whether all generators commute."""
         generators = torch.cat([self.lie, self.steps])
-        return all(torch.allclose(a @ b, b @ a, atol=1e-12) for a in generators for b in generators)
+        sizes = torch.linalg.matrix_norm(generators)
+        return all(
+            float((a @ b - b @ a).abs().max()) <= 1e-12 * float(sizes[i] * sizes[j])
+            for i, a in enumerate(generators)
+            for j, b in enumerate(generators[:i])
+        )
 
     @property
     def central(self) -> bool:
@@ -254,14 +259,16 @@ class Group(ABC):
             raise GroupError(
                 f"the range {within!r} is empty; give a positive path length or angle, such as degrees(30)"
             )
-        length = self._angle_reach(within) if isinstance(within, Angle) else float(within)
+        if math.isinf(within) and not self.compact:
+            raise GroupError(f"{self} is not compact, so nothing can be said of all its elements; give a finite range")
+        length = self._angle_reach(within) if isinstance(within, Angle) and not math.isinf(within) else float(within)
         if len(self.lie) == 0 and length < 1:
             raise GroupError(
                 f"the range {within!r} contains no element of {self} but the identity; its shortest step is "
                 f"{self.unit}: "
                 "widen the range or take a finer group"
             )
-        return length
+        return min(length, self.covering_radius)  # no element is farther
 
     def _angle_reach(self, angle: Angle) -> float:
         raise GroupError(

@@ -19,9 +19,9 @@ from softequiv.groups.spin import SU2
 FORMS: list[tuple[str, Callable[..., Group]]] = [
     (r"SO\((\d+)\)", lambda n: SO(int(n))),
     (r"O\((\d+)\)", lambda n: O(int(n))),
-    (r"C\(?(\d+)\)?", lambda n: C(int(n))),
-    (r"D\(?(\d+)\)?", lambda n: D(int(n))),
-    (r"S\(?(\d+)\)?", lambda n: S(int(n))),
+    (r"C(\d+)|C\((\d+)\)", lambda n: C(int(n))),
+    (r"D(\d+)|D\((\d+)\)", lambda n: D(int(n))),
+    (r"S(\d+)|S\((\d+)\)", lambda n: S(int(n))),
     (r"SU\(2\)", SU2),
     (r"(SO\+|SO|O)\(1,3\)", lambda kind: Lorentz(kind)),
     (r"Shifts\((\d+(?:,\d+)*)\)", lambda sizes: Shifts(*map(int, sizes.split(",")))),
@@ -42,9 +42,9 @@ def parse_group(text: str) -> Group:
 
 def _parse_factor(factor: str, text: str) -> Group:
     for pattern, make in FORMS:
-        match = re.fullmatch(pattern, factor)
+        match = re.fullmatch(pattern, factor, re.ASCII)
         if match:
-            return make(*match.groups())
+            return make(*(group for group in match.groups() if group))
     raise GroupError(
         f"unknown group {factor!r} in {text!r}; write SO(n), O(n), Cn, Dn, Sn, SU(2), SO(1,3), SO+(1,3), O(1,3), "
         "Shifts(h,w), Reflection, Scaling, or a product such as 'SO(3)xS4'"

@@ -70,6 +70,11 @@ class Rep(ABC):
         return all(part.normal for part in self.parts)
 
     @property
+    def settled(self) -> bool:
+        """Whether rates are those of the action; False for grids where some pictures rest but count as moving."""
+        return all(part.settled for part in self.parts)
+
+    @property
     def axes(self) -> tuple[Rep, ...]:
         """The spaces whose tensor product this is, as the weight's axes show them."""
         return (self,)
@@ -104,7 +109,7 @@ class Rep(ABC):
     @property
     def T(self) -> Rep:
         """The dual representation rho(g)^-T; an orthogonal one is its own dual."""
-        return self if self.orthogonal else Dual(self)
+        return self if self.orthogonal and self.settled else Dual(self)
 
     def __add__(self, other: Rep) -> Rep:
         return direct_sum([(self, 1), (other, 1)])
@@ -225,9 +230,17 @@ class Dual(Rep):
 
     def rates(self) -> Tensor:
         """A weight w in the dual changes by w^T rho(s) - w^T, which needs no inverse of rho(s)."""
-        rates = self.base.rates().mT
+        return self._dual(self.base.rates())
+
+    def _dual(self, rates: Tensor) -> Tensor:
         k = len(self.group.lie)
-        return torch.cat([-rates[:k], rates[k:]])
+        return torch.cat([-rates[:k].mT, rates[k:] if self.orthogonal else rates[k:].mT])
+
+    def decomposition(self) -> Decomposition | None:
+        known = self.base.decomposition()
+        if known is None or not self.orthogonal:
+            return None
+        return Decomposition(known.basis, tuple(Piece(self._dual(piece.rates), piece.index) for piece in known.pieces))
 
 
 @dataclass(frozen=True)
@@ -328,7 +341,8 @@ class TensorProduct(Rep):
         return reduce(kron, [rep.steps() for rep in self.factors])
 
     def rates(self) -> Tensor:
-        return product_rates([rep.rates() for rep in self.axes], len(self.group.lie))
+        k, steps = len(self.group.lie), self.steps()
+        return torch.cat([reduce(kron_sum, [rep.rates()[:k] for rep in self.factors]), steps - identity_like(steps)])
 
 
 def product_rates(rates: Sequence[Tensor], k: int) -> Tensor:
@@ -397,5 +411,12 @@ class Hom(Rep):
         return kron(self.target.steps(), torch.linalg.inv(self.source.steps()).mT)
 
     def rates(self) -> Tensor:
-        """W -> D_Y W - W D_X with the rates D of the two sides, as a matrix on vec(W) (row-major)."""
-        return kron_sum(self.target.rates(), -self.source.rates().mT)
+        """W -> D_Y W - W D_X with the rates D of the two sides, as a matrix on vec(W) (row-major).
+
+        For an orthogonal step that is rho_W(s) - I times an orthogonal matrix, and the latter is given.
+        """
+        moved = kron_sum(self.target.rates(), -self.source.rates().mT)
+        if not self.orthogonal:
+            return moved
+        steps = self.steps()
+        return torch.cat([moved[: len(self.group.lie)], steps - identity_like(steps)])

@@ -89,6 +89,10 @@ class Square(Rep):
         return self.action == "exact" or self.permutes
 
     @property
+    def settled(self) -> bool:
+        return self.action != "exact" or isinstance(self.group, (C, D)) or not bool(self._columns[2].any())
+
+    @property
     def flips(self) -> bool:
         """Whether the group holds reflections."""
         return isinstance(self.group, (O, D))
@@ -299,6 +303,10 @@ class Cube(Rep):
     @property
     def exact(self) -> bool:
         return self.n == 1
+
+    @property
+    def settled(self) -> bool:
+        return self._plane.settled
 
     @property
     def _plane(self) -> Square:

@@ -50,8 +50,8 @@ def frequency(group: Group, m: int) -> Rep:
     """
     if group not in (SO(2), O(2)) and not isinstance(group, (C, D)):
         raise RepresentationError(f"frequencies belong to SO(2), O(2), C(n) and D(n); {group} has none")
-    if m < 0:
-        raise RepresentationError(f"a frequency is a whole number of at least 0; got {m}")
+    if not isinstance(m, int) or m < 0:
+        raise RepresentationError(f"a frequency is a whole number of at least 0; got {m!r}")
     return Trivial(group) if m == 0 else Frequency(group, m)
 
 

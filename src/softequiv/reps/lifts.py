@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from softequiv._linalg import identity_like
 from softequiv.errors import RepresentationError
 from softequiv.groups import DirectProduct, Group
 from softequiv.reps.base import Rep
@@ -42,6 +43,14 @@ class Lift(Rep):
             own: Tensor = getattr(self.base, kind)()
             batches.append(own if index == self.factor else rest.expand(len(getattr(factor, kind)), -1, -1))
         return torch.cat(batches)
+
+    def rates(self) -> Tensor:
+        """The base's own rates, which may differ from its generators on grids."""
+        k, own = len(self.base.group.lie), self.base.rates()
+        lie, steps = self.lie(), self.steps()
+        before = sum(len(factor.lie) for factor in self.group.factors[: self.factor])
+        lie[before : before + k] = own[:k]
+        return torch.cat([lie, steps - identity_like(steps)])
 
     def lie(self) -> Tensor:
         return self._placed("lie", torch.zeros(self.dim, self.dim, dtype=torch.float64))

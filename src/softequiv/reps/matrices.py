@@ -79,11 +79,10 @@ def representation(
 def check_representation(rep: Rep) -> None:
     """Raise `NotARepresentationError` naming the first bracket or relation of the group that the generators break."""
     group, lie, steps = rep.group, rep.lie(), rep.steps()
-    scale = max([1.0, *torch.cat([lie, steps]).abs().flatten(1).amax(1).tolist()])
 
     def hold(left: Tensor, right: Tensor, what: str) -> None:
         residual = float((left - right).abs().max())
-        if residual > 1e-6 * scale**2:
+        if residual > 1e-6 * max(1.0, float(right.abs().max())):
             raise NotARepresentationError(
                 f"these matrices do not represent {group}: {what} fails by {residual:.2g}; check the matrices "
                 f"or name another group"

@@ -14,7 +14,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from softequiv._linalg import cluster, symmetric
+from softequiv._linalg import cluster, is_orthogonal, symmetric
 from softequiv.errors import GroupError, WeightError
 from softequiv.reps import Dual, Hom, Rep
 from softequiv.spectrum.transforms import (
@@ -135,7 +135,12 @@ class Spectrum:
         """Bound on ||rho_Y(h)|| ||rho_X(k)|| for h k along a path of that length; 1 where orthogonal."""
         if self.rep.orthogonal:
             return 1.0
-        if isinstance(self.rep, Hom):  # one part of the path on each side: the faster one bounds both
+        if (
+            isinstance(self.rep, Hom)
+            and is_orthogonal(self.rep.target.steps())
+            and is_orthogonal(self.rep.source.steps())
+        ):
+            # one part of a flow on each side: the faster one bounds both
             return math.exp(reach * max(growth(self.rep.target), growth(self.rep.source)))
         return math.exp(reach * sum(growth(space) for space in self.rep.axes))
 

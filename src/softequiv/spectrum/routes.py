@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from softequiv._cache import cached
-from softequiv._linalg import LEVEL_TOLERANCE, Frozen, canonical_signs, identity_like, level_basis
+from softequiv._linalg import LEVEL_TOLERANCE, Frozen, canonical_signs, identity_like, is_orthogonal, level_basis
 from softequiv.errors import PerformanceWarning, TooLargeError
 from softequiv.reps import LARGEST_SQUARE, Dual, Rep, Square, Sum, TensorProduct, product_rates
 from softequiv.spectrum.base import Spectrum
@@ -37,13 +37,19 @@ def spectrum(rep: Rep) -> Spectrum:
     if isinstance(rep, Square) and rep.n > LARGEST_SQUARE:
         return oscillator(rep)
     try:
-        if rep.group.abelian and rep.normal and not small_with_multiplicities(rep):
+        if rep.group.abelian and rep.normal and steps_keep_lengths(rep) and not small_with_multiplicities(rep):
             return characters(rep)
         if closed_under_transposition(rep):
             return small_blocks(rep)
     except DecompositionError:
         pass
     return dense(rep)
+
+
+def steps_keep_lengths(rep: Rep) -> bool:
+    """Whether every step is orthogonal, so that W rho_X(s) - rho_Y(s) W and rho_W(s) W - W have one length."""
+    bases = [space.base if isinstance(space, Dual) else space for space in rep.axes]
+    return rep.orthogonal or all(is_orthogonal(base.steps()) for base in bases)
 
 
 def small_with_multiplicities(rep: Rep) -> bool:
