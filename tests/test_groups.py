@@ -162,6 +162,10 @@ def test_a_group_from_generators_composes_words():
         (lambda: se.group_from(lie=[torch.eye(2, dtype=torch.complex64)]), "complex"),
         (lambda: se.group_from(steps=[torch.zeros(2, 2)]), "singular"),
         (lambda: se.group_from(lie=[torch.zeros(2, 2)]).element_of(torch.eye(2)), "generators only"),
+        (lambda: se.group_from(lie=[torch.zeros(2, 2)]).element(math.nan), "finite"),
+        (lambda: se.group_from(steps=[torch.eye(2)]).element(1.5), "whole numbers"),
+        (lambda: se.parse_range("1.2.3"), "'1.2.3'"),
+        (lambda: se.parse_group("C(18"), "unknown group 'C(18'"),
     ],
 )
 def test_bad_input_is_answered_by_a_sentence(make, words):

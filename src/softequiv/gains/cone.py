@@ -103,6 +103,10 @@ class LeastDistortion(Gain):
     """The nearest weight with certified error at most `error` within the range `within`: a constraint, kept after
     every step.
 
+    Nearest by the levelwise bound sum ||w_sigma||^2 c(sigma)^2; where the group does not keep levels (O(n), D(n)),
+    the bound
+    2 ||W - P_0 W|| that `Spectrum.error` also knows may admit a nearer weight.
+
     >>> import torch, softequiv as se
     >>> rep = se.grid(se.SO(2), 7, 7)
     >>> W = se.least_distortion(0.1, within=se.degrees(30))(torch.randn(64, 7, 7), rep)

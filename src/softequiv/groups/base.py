@@ -218,9 +218,12 @@ class Group(ABC):
             raise GroupError(f"step counts of {self} must be whole numbers; got {counts}")
         flow: Word = (Flow(tuple(float(t) for t in coords[:k])),) if any(coords[:k]) else ()
         steps: Word = tuple(Step(j, int(count)) for j, count in enumerate(counts) if count)
-        given = Element(self, flow + steps)
-        shortest = self.element_of(given.matrix)
-        return shortest if shortest.length < given.length - 1e-9 else given
+        return self.shortened(Element(self, flow + steps))
+
+    def shortened(self, g: Element) -> Element:
+        """The same element by a shorter path, where one is known."""
+        shortest = self.element_of(g.matrix)
+        return shortest if shortest.length < g.length - 1e-9 else g
 
     def compose(self, g: Element, h: Element) -> Element:
         """The product g h."""

@@ -14,7 +14,7 @@ from torch import Tensor
 from softequiv._linalg import Frozen, checked_matrices, stack
 from softequiv.errors import GroupError
 from softequiv.groups.angles import Angle
-from softequiv.groups.base import Element, Flow, Group, Step, Word
+from softequiv.groups.base import Element, Group
 
 MATRIX_TYPES = Sequence[Tensor] | Tensor
 
@@ -54,14 +54,8 @@ class MatrixGroup(Group):
             f"element(...) and products"
         )
 
-    def element(self, *coords: float) -> Element:
-        k, m = len(self.lie), len(self.steps)
-        if len(coords) != k + m:
-            raise GroupError(
-                f"{self} takes {k} Lie coordinates and {m} step counts, {k + m} numbers in all; got {len(coords)}"
-            )
-        flow: Word = (Flow(tuple(float(t) for t in coords[:k])),) if any(coords[:k]) else ()
-        return Element(self, flow + tuple(Step(j, int(count)) for j, count in enumerate(coords[k:]) if count))
+    def shortened(self, g: Element) -> Element:
+        return g
 
     def compose(self, g: Element, h: Element) -> Element:
         return Element(self, g.word + h.word)

@@ -164,7 +164,7 @@ class Spectrum:
         return 2 * self._moving_share(weight)
 
     def haar_error(self, weight: Tensor) -> float:
-        """sqrt(2) ||W - P_0 W|| / ||W||: the root mean square change over a compact group, exactly."""
+        """sqrt(2) ||W - P_0 W|| / ||W||: the root mean square change over a compact group, where `rep.exact`."""
         if not (self.rep.group.compact and self.rep.orthogonal):
             raise GroupError(
                 f"{self.rep.group} has no Haar average on {self.rep}: it needs a compact group acting orthogonally"
