@@ -241,15 +241,11 @@ def test_a_filter_keeps_the_cheaper_side_and_no_square_of_the_weight_space():
 
 
 def test_multiplicities_cost_nothing():
-    channel = se.vector(se.SO(3)) + se.scalar(se.SO(3))
-    wide = se.spectrum(sum_of(channel, 64) >> sum_of(channel, 64))
+    features = 64 * se.vector(se.SO(3)) + 64 * se.scalar(se.SO(3))
+    wide = se.spectrum(features >> features)
     assert wide.invariants == 2 * 64 * 64
     blocks = wide.transforms[-1].blocks
     assert max(block.basis.shape[0] for block in blocks) <= 9
-
-
-def sum_of(rep: se.Rep, copies: int) -> se.Rep:
-    return copies * se.vector(rep.group) + copies * se.scalar(rep.group)
 
 
 def test_spectra_are_cached_by_value_bounded_and_shared_between_threads():

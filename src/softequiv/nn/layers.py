@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from softequiv.errors import RepresentationError
 from softequiv.gains import Gain, LevelGain, softness
-from softequiv.nn.weight import Layout, Mode, Soft, SoftWeight, soft_weights, soften_weight
-from softequiv.reps import Action, Rep, Sum, Trivial, direct_sum, grid
+from softequiv.nn.weight import Layout, Mode, Soft, soften_weight
+from softequiv.reps import Action, Rep, Trivial, direct_sum, grid, terms_of
 from softequiv.spectrum import spectrum
 
 EXACT: Gain = softness(0)
@@ -62,11 +62,6 @@ class SoftLinear(nn.Linear):
         super().__init__(source.dim, target.dim, bias=bias, **kwargs)
         self.source, self.target = source, target
         _soften(self, Soft(source >> target, gain), target, mode)
-
-
-def terms_of(rep: Rep) -> tuple[tuple[Rep, int], ...]:
-    """The terms of a sum, or the space itself once."""
-    return rep.terms if isinstance(rep, Sum) else ((rep, 1),)
 
 
 def is_scalar(rep: Rep) -> bool:
@@ -163,8 +158,3 @@ class SoftTable(nn.Module):
     def forward(self) -> Tensor:
         table: Tensor = self.weight
         return table
-
-
-def soft_weight(module: nn.Module, attribute: str = "weight") -> SoftWeight:
-    """The soft weight of one module."""
-    return next(weight for weight in soft_weights(module) if weight.attribute == attribute and weight.module is module)

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from softequiv.errors import RepresentationError, WeightError
-from softequiv.nn.layers import is_scalar, terms_of
-from softequiv.reps import Rep, Trivial
+from softequiv.nn.layers import is_scalar
+from softequiv.reps import Rep, Trivial, terms_of
 
 SHORTEST = 1e-6  # a copy shorter than this counts as this long where lengths divide, so that gradients stay bounded
 
@@ -61,6 +61,12 @@ class Gated(nn.Module):
         return torch.cat(out, -1).movedim(-1, self.dim)
 
 
+def copy_index(rep: Rep) -> Tensor:
+    """For every coordinate of a type, the number of the copy that it belongs to: (dim,)."""
+    sizes = torch.tensor([term.dim for term, copies in terms_of(rep) for _ in range(copies)])
+    return torch.repeat_interleave(torch.arange(len(sizes)), sizes)
+
+
 def copy_norms(x: Tensor, rep: Rep) -> Tensor:
     """|x| of every copy, repeated over its coordinates: (..., dim) to (..., dim)."""
     parts, place = [], 0
@@ -88,10 +94,9 @@ class NormReLU(nn.Module):
         super().__init__()
         _needs_orthogonal(rep, "NormReLU")
         self.rep, self.dim = rep, dim
-        copies = sum(count for _, count in terms_of(rep))
-        self.bias = nn.Parameter(torch.zeros(copies))
-        sizes = torch.cat([torch.full((count,), term.dim) for term, count in terms_of(rep)])
-        self.register_buffer("copy_of", torch.repeat_interleave(torch.arange(copies), sizes), persistent=False)
+        copy_of = copy_index(rep)
+        self.bias = nn.Parameter(torch.zeros(int(copy_of[-1]) + 1))
+        self.register_buffer("copy_of", copy_of, persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         x = x.movedim(self.dim, -1)
@@ -108,10 +113,9 @@ class CopyNorm(nn.Module):
         super().__init__()
         _needs_orthogonal(rep, "CopyNorm")
         self.rep, self.dim, self.eps = rep, dim, eps
-        copies = sum(count for _, count in terms_of(rep))
-        self.scale = nn.Parameter(torch.ones(copies))
-        sizes = torch.cat([torch.full((count,), term.dim) for term, count in terms_of(rep)])
-        self.register_buffer("copy_of", torch.repeat_interleave(torch.arange(copies), sizes), persistent=False)
+        copy_of = copy_index(rep)
+        self.scale = nn.Parameter(torch.ones(int(copy_of[-1]) + 1))
+        self.register_buffer("copy_of", copy_of, persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         x = x.movedim(self.dim, -1)

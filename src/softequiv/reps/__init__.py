@@ -15,6 +15,7 @@ from softequiv.reps.base import (
     product_rates,
     scalar,
     tensor_product,
+    terms_of,
 )
 from softequiv.reps.grids import LARGEST_SQUARE, Action, Cube, Line, Square, grid
 from softequiv.reps.irreps import frequency, spin
@@ -51,5 +52,6 @@ __all__ = [
     "spin",
     "tensor",
     "tensor_product",
+    "terms_of",
     "vector",
 ]

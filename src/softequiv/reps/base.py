@@ -282,12 +282,17 @@ class Sum(Rep):
         return self._blocks("rates")
 
 
+def terms_of(rep: Rep) -> tuple[tuple[Rep, int], ...]:
+    """The terms of a sum, or the space itself once."""
+    return rep.terms if isinstance(rep, Sum) else ((rep, 1),)
+
+
 def direct_sum(terms: Sequence[tuple[Rep, int]]) -> Rep:
     """The flat direct sum: nested sums of single copies are opened, equal neighbours merged."""
     common_group([rep for rep, _ in terms])
     flat: list[tuple[Rep, int]] = []
     for rep, copies in terms:
-        inner = rep.terms if isinstance(rep, Sum) else ((rep, 1),)
+        inner = terms_of(rep)
         if copies > 1 and len(inner) > 1:
             inner = inner * copies
         elif copies > 1:

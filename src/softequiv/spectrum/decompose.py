@@ -14,7 +14,7 @@ from torch import Tensor
 
 from softequiv._cache import cached
 from softequiv._linalg import LEVEL_TOLERANCE, canonical_signs, skew, symmetric
-from softequiv.reps import Decomposition, Piece, Rep, Sum
+from softequiv.reps import Decomposition, Piece, Rep, terms_of
 from softequiv.spectrum.transforms import AxisBlock
 
 NEARLY_EQUAL = 1e-6  # eigenvalues closer than this are refined together, so that rounding cannot mix distinct ones
@@ -39,10 +39,9 @@ class Axis:
 @cached
 def axis(rep: Rep, commuting: bool) -> Axis:
     """Decompose a space term by term."""
-    terms = rep.terms if isinstance(rep, Sum) else ((rep, 1),)
     blocks, pieces = [], []
     offset = 0
-    for term, copies in terms:
+    for term, copies in terms_of(rep):
         found = decompose(term, commuting)
         blocks.append(AxisBlock(copies, term.dim, found.basis))
         starts = offset + term.dim * torch.arange(copies)

@@ -15,7 +15,7 @@ from torch import Tensor
 from softequiv._cache import cached
 from softequiv._linalg import LEVEL_TOLERANCE, Frozen, canonical_signs, identity_like, is_orthogonal, level_basis
 from softequiv.errors import PerformanceWarning, TooLargeError
-from softequiv.reps import LARGEST_SQUARE, Dual, Rep, Square, Sum, TensorProduct, product_rates
+from softequiv.reps import LARGEST_SQUARE, Dual, Rep, Square, Sum, TensorProduct, product_rates, terms_of
 from softequiv.spectrum.base import Spectrum
 from softequiv.spectrum.decompose import UNDIVIDED, Axis, DecompositionError, axis
 from softequiv.spectrum.oscillator import oscillator
@@ -54,7 +54,7 @@ def steps_keep_lengths(rep: Rep) -> bool:
 
 def small_with_multiplicities(rep: Rep) -> bool:
     """Whether a weight maps between copies of small spaces without a closed form: one matrix per pair will do."""
-    terms = [term for space in rep.axes for term, _ in (space.terms if isinstance(space, Sum) else ((space, 1),))]
+    terms = [term for space in rep.axes for term, _ in terms_of(space)]
     return (
         rep.orthogonal
         and len(rep.axes) == 2
