@@ -14,6 +14,7 @@ import logging
 import os
 import pickle
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -1108,7 +1109,15 @@ def distributed_losses(rank: int, kind: str, mode: str, gain: str, folder: str) 
         losses.append(loss.item() / 2)
     if rank == 0:
         Path(folder, "losses.json").write_text(json.dumps(losses))
-    torch.distributed.destroy_process_group()
+    leave_together(rank, Path(folder))
+
+
+def leave_together(rank: int, folder: Path) -> None:
+    """End both processes at once: gloo aborts where one tears its connections down while the other still uses them."""
+    (folder / f"done-{rank}").touch()
+    while not all((folder / f"done-{other}").exists() for other in (0, 1)):
+        time.sleep(0.01)
+    os._exit(0)
 
 
 def losses_in_two_processes(kind: str, mode: str, gain: str, folder: Path) -> list[float]:
