@@ -1,7 +1,8 @@
 """What does a soft model cost to train? Time of a training step as a ratio to the unmodified model, in one run.
 
 Batch 128, 224 pixels, bf16 autocast, AdamW, every filterable weight softened under SO(2); plain and soft models take
-turns, so that a drift of the clock meets all alike. Needs `transformers`; on a CPU it runs tiny sizes, to check that it
+turns, so that a drift of the clock meets all alike. Beside the wall clock, the time that the GPU's kernels take: where
+the first ratio is larger, the GPU waits for Python. Needs `transformers`; on a CPU it runs tiny sizes, to check that it
 works. `--json PATH` writes the figures.
 """
 
@@ -17,6 +18,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
 from transformers import (
     Dinov2Config,
     Dinov2ForImageClassification,
@@ -32,7 +34,7 @@ import softequiv as se
 from softequiv.nn import SoftLinear
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-BATCH, SIZE, ROUNDS = (128, 224, 40) if DEVICE == "cuda" else (2, 64, 3)
+BATCH, SIZE, ROUNDS = (128, 224, 30) if DEVICE == "cuda" else (2, 64, 3)
 
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "ViT-B/16": lambda: ViTForImageClassification(ViTConfig(image_size=SIZE, num_labels=1000)),
@@ -67,6 +69,17 @@ def stepper(model: nn.Module, compiled: bool) -> Callable[[], None]:
     return step
 
 
+def kernel_time(step: Callable[[], None], steps: int = 3) -> float:
+    """Seconds that the GPU computes in one step."""
+    if DEVICE != "cuda":
+        return float("nan")
+    with profile(activities=[ProfilerActivity.CUDA]) as trace:
+        for _ in range(steps):
+            step()
+        synchronise()
+    return sum(event.device_time_total for event in trace.key_averages()) / 1e6 / steps
+
+
 def ratios(build: Callable[[], nn.Module], compiled: bool) -> dict[str, float]:
     """Median time of a step for every variant, divided by the plain model's, in alternating rounds."""
     variants: dict[str, Callable[[], nn.Module]] = {
@@ -89,14 +102,20 @@ def ratios(build: Callable[[], nn.Module], compiled: bool) -> dict[str, float]:
             synchronise()
             times[name].append(time.perf_counter() - start)
     base = statistics.median(times["plain"])
-    return {"milliseconds": 1e3 * base} | {name: statistics.median(t) / base for name, t in times.items()}
+    kernels = {name: kernel_time(step) for name, step in steps.items()}
+    return (
+        {"milliseconds": 1e3 * base, "kernel milliseconds": 1e3 * kernels["plain"]}
+        | {name: statistics.median(t) / base for name, t in times.items()}
+        | {f"{name}, kernels": t / kernels["plain"] for name, t in kernels.items()}
+    )
 
 
-def linear_ratio(tokens: int, compiled: bool) -> dict[str, float]:
-    """Equivariant SoftLinear 768 -> 768 with multiplicities against nn.Linear, forward and backward."""
+def linear_ratio(tokens: int, compiled: bool) -> dict[str, tuple[float, float]]:
+    """Equivariant SoftLinear 768 -> 768 with multiplicities against nn.Linear, forward and backward, ten at a time."""
     out = {}
+    x = torch.randn(tokens, 768, device=DEVICE, requires_grad=True)
     for label, group, space in [
-        ("SO(3), 192 (scalar + vector)", se.SO(3), lambda g: 192 * se.scalar(g) + 192 * se.vector(g)),
+        ("SO(3), 192 scalars + 192 vectors", se.SO(3), lambda g: 192 * se.scalar(g) + 192 * se.vector(g)),
         ("C4, 192 regular", se.C(4), lambda g: 192 * se.regular(g)),
         ("SO(2), 256 scalars + 256 vectors", se.SO(2), lambda g: 256 * se.scalar(g) + 256 * se.vector(g)),
     ]:
@@ -104,17 +123,19 @@ def linear_ratio(tokens: int, compiled: bool) -> dict[str, float]:
         layers = {"plain": nn.Linear(768, 768).to(DEVICE), "soft": SoftLinear(rep, rep).to(DEVICE)}
         if compiled:
             layers = {name: torch.compile(layer) for name, layer in layers.items()}
-        x = torch.randn(tokens, 768, device=DEVICE, requires_grad=True)
+        steps = {name: lambda layer=layer: layer(x).sum().backward() for name, layer in layers.items()}
         times: dict[str, list[float]] = {name: [] for name in layers}
-        for round_ in range(ROUNDS + 5):
-            for name, layer in layers.items():
+        for round_ in range(ROUNDS // 2 + 2):
+            for name, step in steps.items():
                 synchronise()
                 start = time.perf_counter()
-                layer(x).sum().backward()
+                for _ in range(10):
+                    step()
                 synchronise()
-                if round_ >= 5:
+                if round_ >= 2:
                     times[name].append(time.perf_counter() - start)
-        out[label] = statistics.median(times["soft"]) / statistics.median(times["plain"])
+        wall = statistics.median(times["soft"]) / statistics.median(times["plain"])
+        out[label] = (wall, kernel_time(steps["soft"]) / kernel_time(steps["plain"]))
     return out
 
 
@@ -125,27 +146,36 @@ def main() -> None:
     parser.add_argument("--eager-only", action="store_true")
     arguments = parser.parse_args()
     torch.manual_seed(0)
-    torch.set_float32_matmul_precision("high")
     device = torch.cuda.get_device_name() if DEVICE == "cuda" else "CPU"
     figures: dict[str, object] = {"device": device, "torch": torch.__version__, "batch": BATCH, "pixels": SIZE}
     print(f"training step, batch {BATCH}, {SIZE} pixels, {device}\n")
-    print("| model | run | plain (ms) | parametrize | project | baked |\n|---|---|---|---|---|---|")
+    print("| model | run | plain (ms) | parametrize | project | baked | kernels (ms) | parametrize | project |")
+    print("|" + "---|" * 9)
     for name in arguments.models:
         for compiled in (False,) if arguments.eager_only or DEVICE == "cpu" else (False, True):
             run = "compiled" if compiled else "eager"
             figures[f"{name} {run}"] = found = ratios(MODELS[name], compiled)
             cells = " | ".join(f"{found[key]:.3f}" for key in ("parametrize", "project", "baked"))
-            print(f"| {name} | {run} | {found['milliseconds']:.1f} | {cells} |", flush=True)
+            kernels = " | ".join(f"{found[key + ', kernels']:.3f}" for key in ("parametrize", "project"))
+            print(
+                f"| {name} | {run} | {found['milliseconds']:.1f} | {cells} "
+                f"| {found['kernel milliseconds']:.1f} | {kernels} |",
+                flush=True,
+            )
             with contextlib.suppress(AttributeError):
                 torch._dynamo.reset()
             if DEVICE == "cuda":
                 torch.cuda.empty_cache()
-    for compiled in (False,) if arguments.eager_only or DEVICE == "cpu" else (False, True):
-        run = "compiled" if compiled else "eager"
-        figures[f"linear {run}"] = found = linear_ratio(25_000, compiled)
-        print(f"\nSoftLinear 768 to 768 on 25,000 tokens, forward and backward, {run}, ratio to nn.Linear:")
-        for label, value in found.items():
-            print(f"- {label}: {value:.3f}")
+    print("\nSoftLinear 768 to 768 on 25,000 tokens, float32, forward and backward, ratio to nn.Linear:\n")
+    print("| precision | run | representation | wall | kernels |\n|---|---|---|---|---|")
+    for precision in ("highest", "high"):
+        torch.set_float32_matmul_precision(precision)
+        for compiled in (False,) if arguments.eager_only or DEVICE == "cpu" else (False, True):
+            run = "compiled" if compiled else "eager"
+            figures[f"linear {precision} {run}"] = found_linear = linear_ratio(25_000, compiled)
+            for label, (wall, kernels) in found_linear.items():
+                print(f"| {precision} | {run} | {label} | {wall:.3f} | {kernels:.3f} |", flush=True)
+            torch._dynamo.reset()
     if arguments.json:
         arguments.json.write_text(json.dumps(figures, indent=1))
 

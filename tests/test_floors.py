@@ -15,6 +15,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("errors", "_linalg", "_cache"),  # helpers, for everyone; among themselves they are free
     ("groups",),
     ("reps",),
+    ("actions",),
     ("spectrum",),
     ("gains",),
     ("nn",),

@@ -7,8 +7,7 @@ Forward passes never change a parameter, and nothing derived enters the state_di
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
@@ -109,7 +108,10 @@ class FilteredWeight(nn.Module):
         if isinstance(apply, Filter) and apply.side == "identity":
             return weight
         rep, layout = self.soft.rep, self.soft.layout
-        with torch.autocast(weight.device.type, enabled=False):
+        kind = weight.device.type
+        if not torch.is_autocast_enabled(kind):
+            return layout.write(weight, apply(layout.read(weight, rep)), rep)
+        with torch.autocast(kind, enabled=False):
             return layout.write(weight, apply(layout.read(weight, rep)), rep)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> FilteredWeight:
@@ -223,24 +225,47 @@ def replace_stored(stored: Tensor, change: Callable[[Tensor], Tensor]) -> None:
 
 
 @torch.no_grad()
+def filter_all(tensors: Iterable[tuple[Tensor, FilteredWeight]]) -> None:
+    """Put each tensor through its own constraint, in place; those that share one go together, as one long tensor."""
+    together: dict[tuple[object, ...], list[tuple[Tensor, FilteredWeight]]] = {}
+    for tensor, filtered in tensors:
+        held, soft = filtered.held, filtered.soft
+        if isinstance(held, Filter) and held.side == "identity":
+            continue
+        if isinstance(held, Filter) and soft.layout == Layout() and not hasattr(tensor, "full_tensor"):
+            key = (soft.rep, soft.gain, tensor.dtype, tensor.device)
+            together.setdefault(key, []).append((tensor, filtered))
+        else:
+            replace_stored(tensor, filtered.projected)
+    for members in together.values():
+        filtered = members[0][1]
+        flat = [tensor.reshape(-1, *filtered.soft.rep.shape) for tensor, _ in members]
+        done = filtered.projected(torch.cat(flat)).split([len(part) for part in flat])
+        targets = [tensor for tensor, _ in members]
+        torch._foreach_copy_(targets, [part.view_as(tensor) for part, tensor in zip(done, targets, strict=True)])
+
+
+def projected_weights(model: nn.Module) -> list[SoftWeight]:
+    """The soft weights of a model that are in project mode."""
+    return [weight for weight in soft_weights(model) if weight.filtered.mode == "project"]
+
+
 def project(model: nn.Module) -> None:
     """Project every stored weight of a model in project mode onto its constraint."""
-    for weight in soft_weights(model):
-        if weight.filtered.mode == "project":
-            replace_stored(weight.stored, weight.filtered.projected)
+    filter_all((weight.stored, weight.filtered) for weight in projected_weights(model))
 
 
-@torch.no_grad()
-def project_gradients(model: nn.Module) -> None:
+def project_gradients(weights: Iterable[SoftWeight]) -> None:
     """Take from each gradient what a linear constraint forbids.
 
     An optimiser that rescales entries (Adam) would otherwise turn the forbidden part into an allowed one, and settle
     elsewhere than "parametrize" does.
     """
-    for weight in soft_weights(model):
-        gradient = weight.stored.grad
-        if gradient is not None and weight.filtered.mode == "project" and not isinstance(weight.filtered.held, Cone):
-            replace_stored(gradient, weight.filtered.projected)
+    filter_all(
+        (weight.stored.grad, weight.filtered)
+        for weight in weights
+        if weight.stored.grad is not None and not isinstance(weight.filtered.held, Cone)
+    )
 
 
 @dataclass(frozen=True)
@@ -264,18 +289,14 @@ def hold(model: nn.Module, optimizer: torch.optim.Optimizer) -> Held:
     >>> optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
     >>> held = hold(layer, optimizer)
     """
-    reference = weakref.ref(model)
+    weights = projected_weights(model)  # looked up once: a walk over all modules takes longer than the projection
 
-    def with_model(act: Callable[[nn.Module], None]) -> Callable[..., None]:
-        def hook(*_: object) -> None:
-            alive = reference()
-            if alive is not None:
-                act(alive)
+    def still_soft() -> list[SoftWeight]:
+        return [w for w in weights if w.module.__dict__.get(MARK, {}).get(w.attribute) is w.filtered]
 
-        return hook
-
-    before = optimizer.register_step_pre_hook(with_model(project_gradients))
-    return Held((before, optimizer.register_step_post_hook(with_model(project))))
+    before = optimizer.register_step_pre_hook(lambda *_: project_gradients(still_soft()))
+    after = optimizer.register_step_post_hook(lambda *_: filter_all((w.stored, w.filtered) for w in still_soft()))
+    return Held((before, after))
 
 
 def set_gain(weight: SoftWeight, gain: Gain) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,6 +26,8 @@ from softequiv.spectrum.transforms import (
     Dense,
     Matrix,
     Paired,
+    PairMatrices,
+    Pairs,
     Scale,
     Transform,
     moved,
@@ -68,10 +71,14 @@ class Spectrum:
         """Coordinates of a weight (..., *rep.shape) in the spectral basis, (..., D), in float64 unless the weight is
         float32.
         """
-        x = self._flat(weight)
+        x = flattened(weight, self.rep)
         for transform in self.to(x.dtype, x.device).transforms:
             x = transform.forward(x)
-        return x
+        return x.view(*weight.shape[: weight.ndim - len(self.rep.shape)], -1)
+
+    def basis(self) -> Tensor:
+        """The change of basis as a matrix, (D, D): coordinates are weight @ basis."""
+        return self.analyse(torch.eye(self.rep.dim, dtype=torch.float64).reshape(-1, *self.rep.shape))
 
     def synthesise(self, coordinates: Tensor, like: Tensor) -> Tensor:
         """The weight with these coordinates, in the shape and dtype of `like`."""
@@ -100,12 +107,14 @@ class Spectrum:
         if isinstance(last, Dense) and len(self.transforms) == 1:
             kept, changed = gains != 0, gains != 1
             if self.rep.dim <= SMALL_OPERATOR:
-                return Filter(self.rep, gamma, "operator", (), Matrix((last.basis * gains) @ last.basis.T))
+                return Filter(self.rep, gamma, "operator", (), Matrix.of(last.basis, gains))
             if int(kept.sum()) <= int(changed.sum()):
                 return Filter(self.rep, gamma, "kept", (Dense(last.basis[:, kept].clone()),), Scale(gains[kept]))
             return Filter(
                 self.rep, gamma, "dropped", (Dense(last.basis[:, changed].clone()),), Scale(1 - gains[changed])
             )
+        if isinstance(last, Pairs):
+            return Filter(self.rep, gamma, "all", (), PairMatrices.of(last, gains))
         if isinstance(last, Blocks):
             return Filter(self.rep, gamma, "all", self.transforms[:-1], BlockMatrices.of(last, gains))
         if isinstance(last, Butterfly):
@@ -182,9 +191,6 @@ class Spectrum:
             return self
         return Spectrum(self.rep, *moved((self.transforms, self.levels, self.level_of), dtype, device))
 
-    def _flat(self, weight: Tensor) -> Tensor:
-        return flattened(weight, self.rep)
-
 
 def growth(rep: Rep) -> float:
     """log ||rho(g)|| <= growth * length(g), as ||exp(A)|| <= exp(mu) for the symmetric part's norm mu."""
@@ -197,15 +203,15 @@ def growth(rep: Rep) -> float:
 
 
 def flattened(weight: Tensor, rep: Rep) -> Tensor:
-    """A weight (..., *rep.shape) as (..., D) in float32 or float64, checked."""
-    n = len(rep.shape)
-    if weight.ndim < n or tuple(weight.shape[-n:]) != rep.shape:
+    """A weight (..., *rep.shape) as (count, D) in float32 or float64, checked."""
+    if weight.shape[max(0, weight.ndim - len(rep.shape)) :] != rep.shape:
         raise WeightError(f"a weight of {rep} has trailing axes {rep.shape}; got shape {tuple(weight.shape)}")
     if not weight.is_floating_point():
         raise WeightError(
             f"only floating-point weights can be filtered; got {weight.dtype}: dequantise or cast it first"
         )
-    return weight.flatten(weight.ndim - n).to(weight.dtype if weight.dtype == torch.float64 else torch.float32)
+    flat = weight.reshape(-1, rep.dim)
+    return flat if flat.dtype in (torch.float32, torch.float64) else flat.float()
 
 
 @dataclass(frozen=True)
@@ -230,6 +236,13 @@ class Filter:
         return Filter(self.rep, self.gamma.to(device, dtype), self.side, transforms, core)
 
     def __call__(self, weight: Tensor) -> Tensor:
+        if self.side != "operator" and is_eager(weight):  # one product is as quick to record
+            filtered: Tensor = SelfAdjoint.apply(weight, self)  # type: ignore[no-untyped-call]
+            return filtered
+        return self.apply(weight)
+
+    def apply(self, weight: Tensor) -> Tensor:
+        """The filter, step by step."""
         x = flattened(weight, self.rep)
         own = self.to(x.dtype, x.device)
         if own.core is None:
@@ -241,3 +254,27 @@ class Filter:
         for transform in reversed(own.transforms):
             y = transform.inverse(y)
         return (x - y if self.side == "dropped" else y).reshape(weight.shape).to(weight.dtype)
+
+
+def is_eager(weight: Tensor) -> bool:
+    """Whether each operation on a weight would be recorded one by one."""
+    recorded = weight.requires_grad and torch.is_grad_enabled()
+    return recorded and not (torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active())
+
+
+class SelfAdjoint(torch.autograd.Function):
+    """A filter is its own transpose: a gradient takes the same steps, and none of them is recorded."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, filter: Filter) -> Tensor:
+        ctx.filter = filter
+        return filter.apply(weight)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return ctx.filter(gradient), None
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor, _: None) -> Tensor:
+        filtered: Tensor = ctx.filter(tangent)
+        return filtered

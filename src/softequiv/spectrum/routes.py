@@ -15,15 +15,16 @@ from torch import Tensor
 from softequiv._cache import cached
 from softequiv._linalg import LEVEL_TOLERANCE, Frozen, canonical_signs, identity_like, is_orthogonal, level_basis
 from softequiv.errors import PerformanceWarning, TooLargeError
-from softequiv.reps import LARGEST_SQUARE, Dual, Rep, Square, Sum, TensorProduct, product_rates, terms_of
-from softequiv.spectrum.base import Spectrum
+from softequiv.reps import LARGEST_SQUARE, Dual, Hom, Rep, Square, Sum, TensorProduct, product_rates, scalar, terms_of
+from softequiv.spectrum.base import SMALL_OPERATOR, Spectrum
 from softequiv.spectrum.decompose import UNDIVIDED, Axis, DecompositionError, axis
 from softequiv.spectrum.oscillator import oscillator
-from softequiv.spectrum.transforms import AlongAxis, Block, Blocks, Butterfly, Dense, Transform
+from softequiv.spectrum.transforms import AlongAxis, Block, Blocks, Butterfly, Dense, Pairs, Transform
 
 SLOW_DENSE = 1500  # a dense SVD of this size takes about five seconds
 LARGEST_DENSE = 6000  # and of this size minutes and gigabytes
 LARGEST_BLOCK = 3000  # one irreducible block
+MOST_PAIRS = 16  # of terms for which one matrix a pair is faster than one basis an axis
 
 
 @cached
@@ -37,6 +38,8 @@ def spectrum(rep: Rep) -> Spectrum:
     if isinstance(rep, Square) and rep.n > LARGEST_SQUARE:
         return oscillator(rep)
     try:
+        if copies_of_small_pairs(rep):
+            return pairs(rep)
         if rep.group.abelian and rep.normal and steps_keep_lengths(rep) and not small_with_multiplicities(rep):
             return characters(rep)
         if closed_under_transposition(rep):
@@ -82,6 +85,42 @@ def closed_under_transposition(rep: Rep) -> bool:
         .all()
     )
     return flat and bool(torch.allclose(steps @ steps, identity_like(steps))) and bool(torch.allclose(steps, steps.mT))
+
+
+def copies_of_small_pairs(rep: Rep) -> bool:
+    """Whether a weight maps copies of few small spaces to copies of few small spaces, or lies in copies of them."""
+    if not isinstance(rep, (Hom, Sum)):
+        return False
+    rows, columns = row_and_column_terms(rep)
+    largest = max(term.dim for term, _ in rows) * max(term.dim for term, _ in columns)
+    return (
+        largest <= SMALL_OPERATOR
+        and max(copies for _, copies in rows + columns) > 1
+        and len(rows) * len(columns) <= MOST_PAIRS
+    )
+
+
+def row_and_column_terms(rep: Rep) -> tuple[tuple[tuple[Rep, int], ...], tuple[tuple[Rep, int], ...]]:
+    """The terms of Y and X of a space of maps; a vector of Y is a map from a single number."""
+    if isinstance(rep, Hom):
+        return terms_of(rep.target), terms_of(rep.source)
+    return terms_of(rep), ((scalar(rep.group), 1),)
+
+
+def pairs(rep: Rep) -> Spectrum:
+    """Hom(+ m_i V_i, + n_j U_j) is m_i n_j copies of each Hom(V_i, U_j): the spectra of these serve all copies."""
+    rows, columns = row_and_column_terms(rep)
+    small = [[spectrum(V >> U) for V, _ in columns] for U, _ in rows]
+    sigma = [
+        [
+            own.levels[own.level_of].reshape(1, U.dim, 1, V.dim).expand(n, -1, m, -1).reshape(n * U.dim, m * V.dim)
+            for own, (V, m) in zip(of_row, columns, strict=True)
+        ]
+        for of_row, (U, n) in zip(small, rows, strict=True)
+    ]
+    bases = tuple(tuple(own.basis() if own.transforms else None for own in of_row) for of_row in small)
+    high, wide = (tuple((copies, term.dim) for term, copies in terms) for terms in (rows, columns))
+    return Spectrum.of(rep, (Pairs(high, wide, bases),), torch.cat([torch.cat(row, 1) for row in sigma]).flatten())
 
 
 @dataclass(frozen=True)

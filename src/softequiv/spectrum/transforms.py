@@ -5,13 +5,18 @@ Each acts on the last axis of a flattened weight (..., D): `forward` gives coord
 
 from __future__ import annotations
 
+import itertools
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+
+MOST_UNROLLED = 8  # directions that a compiled kernel keeps in registers
+LARGEST_SUM = 2**25  # numbers: 128 MB for a moment
 
 
 class Transform(ABC):
@@ -37,6 +42,16 @@ def moved(value: Any, dtype: torch.dtype, device: torch.device) -> Any:
     return value
 
 
+def tf32_allowed(x: Tensor) -> bool:
+    """Whether a product of float32 matrices may keep three digits only."""
+    return x.is_cuda and x.dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest"
+
+
+def product(a: Tensor, b: Tensor) -> Tensor:
+    """a @ b to the precision of its dtype, whatever the user allows elsewhere: the filter carries the guarantee."""
+    return (a.double() @ b.double()).float() if tf32_allowed(a) else a @ b
+
+
 @dataclass(frozen=True)
 class Dense(Transform):
     """y = basis^T x with an explicit orthogonal (D, D) basis."""
@@ -44,10 +59,10 @@ class Dense(Transform):
     basis: Tensor
 
     def forward(self, x: Tensor) -> Tensor:
-        return x @ self.basis
+        return product(x, self.basis)
 
     def inverse(self, y: Tensor) -> Tensor:
-        return y @ self.basis.mT
+        return product(y, self.basis.mT)
 
 
 @dataclass(frozen=True)
@@ -80,7 +95,8 @@ class AlongAxis(Transform):
                 matrix = block.basis.mT if transpose else block.basis
                 split = part.reshape(*lead, self.before, block.copies, block.size, self.after)
                 # the last axis as one large product: many products with a single column are far slower
-                turned = (split[..., 0] @ matrix.mT)[..., None] if self.after == 1 else matrix @ split
+                last = self.after == 1
+                turned = product(split[..., 0], matrix.mT)[..., None] if last else product(matrix, split)
                 out.append(turned.reshape(part.shape))
         return torch.cat(out, dim=-2).reshape(x.shape)
 
@@ -129,7 +145,7 @@ class Blocks(Transform):
     blocks: tuple[Block, ...]
 
     def _apply(self, x: Tensor, transpose: bool) -> Tensor:
-        parts = [x[..., b.index] @ (b.basis.mT if transpose else b.basis) for b in self.blocks]
+        parts = [product(x[..., b.index], b.basis.mT if transpose else b.basis) for b in self.blocks]
         order = torch.cat([b.index.flatten() for b in self.blocks])
         return torch.empty_like(x).index_copy(-1, order, torch.cat([part.flatten(-2) for part in parts], -1))
 
@@ -138,6 +154,67 @@ class Blocks(Transform):
 
     def inverse(self, y: Tensor) -> Tensor:
         return self._apply(y, transpose=True)
+
+
+@dataclass(frozen=True)
+class Pairs(Transform):
+    """Small bases for maps between copies of small spaces, X = + m_i V_i and Y = + n_j U_j.
+
+    Every copy of (U_j, V_i) in a weight (dim Y, dim X) shares one matrix of size dim U_j dim V_i, `bases[j][i]`; None
+    for the identity. `rows` and `columns` hold (copies, size) of the terms of Y and X.
+    """
+
+    rows: tuple[tuple[int, int], ...]
+    columns: tuple[tuple[int, int], ...]
+    bases: tuple[tuple[Tensor | None, ...], ...]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.by_copies(x, map_table(self.bases, lambda basis: lambda part: times(part, basis)))
+
+    def inverse(self, y: Tensor) -> Tensor:
+        return self.by_copies(y, map_table(self.bases, lambda basis: lambda part: times(part, basis.mT)))
+
+    def by_copies(self, x: Tensor, maps: Table[SmallMap]) -> Tensor:
+        """Put every copy of a pair, flattened to (..., dim U dim V), through the map of its pair."""
+        widths = [copies * size for copies, size in self.columns]
+        strips = x.unflatten(-1, (-1, sum(widths))).split([copies * size for copies, size in self.rows], -2)
+        out = []
+        for strip, rows, of_row in zip(strips, self.rows, maps, strict=True):
+            parts = strip.split(widths, -1) if len(widths) > 1 else (strip,)
+            mapped = [
+                part if own is None else each_copy(part, own, rows, columns)
+                for part, columns, own in zip(parts, self.columns, of_row, strict=True)
+            ]
+            out.append(torch.cat(mapped, -1) if len(mapped) > 1 else mapped[0])
+        return (torch.cat(out, -2) if len(out) > 1 else out[0]).flatten(-2)
+
+
+T = TypeVar("T")
+U = TypeVar("U")
+Table = tuple[tuple[T | None, ...], ...]
+SmallMap = Callable[[Tensor], Tensor]
+
+
+def map_table(table: Table[T], change: Callable[[T], U]) -> Table[U]:
+    """Change every entry that is there."""
+    return tuple(tuple(None if entry is None else change(entry) for entry in row) for row in table)
+
+
+def each_copy(part: Tensor, act: SmallMap, rows: tuple[int, int], columns: tuple[int, int]) -> Tensor:
+    """Put each of n x m small maps in a block (..., n high, m wide), flattened to (..., high wide), through `act`."""
+    (n, high), (m, wide) = rows, columns
+    if isinstance(act, Matrix) and not act.rest and not act.amounts:
+        return torch.zeros_like(part)
+    if high == wide == 1:
+        return act(part[..., None])[..., 0]
+    copies = part.unflatten(-1, (m, wide)).unflatten(-3, (n, high)).transpose(-3, -2)
+    return act(copies.flatten(-2)).unflatten(-1, (high, wide)).transpose(-3, -2).reshape(part.shape)
+
+
+def times(x: Tensor, matrix: Tensor) -> Tensor:
+    """x @ matrix for a small matrix; as a sum where that is fused, or where TF32 would take the product's digits."""
+    summed = torch.compiler.is_compiling() or (tf32_allowed(x) and x.numel() * len(matrix) <= LARGEST_SUM)
+    return (x[..., None, :] * matrix.mT).sum(-1) if summed else product(x, matrix)
 
 
 class Core(ABC):
@@ -160,14 +237,56 @@ class Scale(Core):
 
 @dataclass(frozen=True)
 class Matrix(Core):
-    """A small symmetric matrix, (D, D)."""
+    """A small symmetric matrix (D, D), also as rest * 1 + sum_k amounts_k v_k v_k^T with the fewest directions v_k."""
 
     matrix: Tensor
+    rest: int
+    amounts: tuple[float, ...]
+    directions: Tensor
 
     def __call__(self, x: Tensor) -> Tensor:
-        if torch.compiler.is_compiling():  # a fused sum: vendor kernels are slow on rows of 9 or 49 numbers
-            return (x[..., None, :] * self.matrix).sum(-1)
-        return x @ self.matrix
+        if not (torch.compiler.is_compiling() and len(self.amounts) <= MOST_UNROLLED):
+            return times(x, self.matrix)
+        y = x if self.rest else torch.zeros_like(x)
+        for amount, direction in zip(self.amounts, self.directions, strict=True):  # fused: each number is read once
+            y = y + amount * (x * direction).sum(-1, keepdim=True) * direction
+        return y
+
+    @staticmethod
+    def of(basis: Tensor, gains: Tensor) -> Matrix:
+        """basis diag(gains) basis^T."""
+        kept, changed = gains != 0, gains != 1
+        rest = int(kept.sum() > changed.sum())
+        chosen = changed if rest else kept
+        amounts = tuple((gains[chosen] - rest).tolist())
+        return Matrix((basis * gains) @ basis.mT, rest, amounts, basis[:, chosen].mT.contiguous())
+
+
+@dataclass(frozen=True)
+class PairMatrices(Core):
+    """One small symmetric matrix per pair of terms, for all copies of the pair; None where nothing changes."""
+
+    pairs: Pairs
+    matrices: Table[Matrix]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.pairs.by_copies(x, self.matrices)
+
+    @staticmethod
+    def of(pairs: Pairs, gains: Tensor) -> PairMatrices:
+        """basis diag(gains) basis^T of every pair, with the gains of its first copy."""
+        table = gains.unflatten(0, (-1, sum(copies * size for copies, size in pairs.columns)))
+        tops = itertools.accumulate((copies * size for copies, size in pairs.rows), initial=0)
+        rows = []
+        for top, (_, high), of_row in zip(tops, pairs.rows, pairs.bases, strict=False):
+            lefts = itertools.accumulate((copies * size for copies, size in pairs.columns), initial=0)
+            row: list[Matrix | None] = []
+            for left, (_, wide), basis in zip(lefts, pairs.columns, of_row, strict=False):
+                own = table[top : top + high, left : left + wide].flatten()
+                basis = torch.eye(len(own), dtype=own.dtype) if basis is None else basis
+                row.append(None if bool((own == 1).all()) else Matrix.of(basis, own))
+            rows.append(tuple(row))
+        return PairMatrices(pairs, tuple(rows))
 
 
 @dataclass(frozen=True)
@@ -206,7 +325,9 @@ class BlockMatrices(Core):
     def __call__(self, x: Tensor) -> Tensor:
         parts = x.index_select(-1, self.order).split(list(self.counts), -1)
         mixed = [
-            part * matrix[0, 0] if len(matrix) == 1 else (part.unflatten(-1, (-1, len(matrix))) @ matrix).flatten(-2)
+            part * matrix[0, 0]
+            if len(matrix) == 1
+            else times(part.unflatten(-1, (-1, len(matrix))), matrix).flatten(-2)
             for part, matrix in zip(parts, self.matrices, strict=True)
         ]
         return torch.cat(mixed, -1).index_select(-1, self.back)
