@@ -8,6 +8,9 @@ REPS = "Rep scalar vector tensor regular frequency spin grid representation lift
 SPECTRA = "Spectrum Filter spectrum dense"
 GAINS = "hard smooth schur softness least_distortion"
 MODELS = "Plan plan soften set_softness bake save load stored_tensors load_tensors hold project soft_weights"
+ACTIONS = "Acts Pictures Points Still Tokens Vectors"
+GUARANTEES = "certify Certificate certify_network NetworkCertificate"
+MEASURES = "measure Measurement attribute Attribution"
 ERRORS = (
     "SoftEquivError GroupError RepresentationError NotARepresentationError GainError WeightError TooLargeError "
     "PerformanceWarning"
@@ -15,7 +18,7 @@ ERRORS = (
 
 
 def test_the_public_names_are_these():
-    expected = " ".join([GROUPS, RANGES, REPS, SPECTRA, GAINS, MODELS, ERRORS]).split()
+    expected = " ".join([GROUPS, RANGES, REPS, SPECTRA, GAINS, MODELS, ACTIONS, GUARANTEES, MEASURES, ERRORS]).split()
     assert sorted(se.__all__) == sorted(expected)
 
 

@@ -4,7 +4,9 @@ One idea: a weight is a vector in a representation of the group, `rho_W(g) W = r
 equivariant exactly when its weight is invariant. So filter the weight's group spectrum.
 """
 
+from softequiv.actions import Acts, Pictures, Points, Still, Tokens, Vectors
 from softequiv.adapt import Plan, bake, load, load_tensors, plan, save, set_softness, soften, stored_tensors
+from softequiv.certify import Certificate, NetworkCertificate, certify, certify_network
 from softequiv.errors import (
     GainError,
     GroupError,
@@ -36,6 +38,7 @@ from softequiv.groups import (
     parse_range,
     radians,
 )
+from softequiv.measure import Attribution, Measurement, attribute, measure
 from softequiv.nn import hold, project, soft_weights
 from softequiv.reps import (
     Rep,
@@ -57,8 +60,11 @@ __version__ = "0.1.0"
 __all__ = [
     "SO",
     "SU2",
+    "Acts",
     "Angle",
+    "Attribution",
     "C",
+    "Certificate",
     "D",
     "Element",
     "Filter",
@@ -66,10 +72,14 @@ __all__ = [
     "Group",
     "GroupError",
     "Lorentz",
+    "Measurement",
+    "NetworkCertificate",
     "NotARepresentationError",
     "O",
     "PerformanceWarning",
+    "Pictures",
     "Plan",
+    "Points",
     "Reflection",
     "Rep",
     "RepresentationError",
@@ -78,9 +88,15 @@ __all__ = [
     "Shifts",
     "SoftEquivError",
     "Spectrum",
+    "Still",
+    "Tokens",
     "TooLargeError",
+    "Vectors",
     "WeightError",
+    "attribute",
     "bake",
+    "certify",
+    "certify_network",
     "degrees",
     "dense",
     "frequency",
@@ -92,6 +108,7 @@ __all__ = [
     "lift",
     "load",
     "load_tensors",
+    "measure",
     "outer",
     "parse_group",
     "parse_range",

@@ -109,7 +109,7 @@ class FilteredWeight(nn.Module):
             return weight
         rep, layout = self.soft.rep, self.soft.layout
         kind = weight.device.type
-        if not torch.is_autocast_enabled(kind):
+        if weight.is_meta or not torch.is_autocast_enabled(kind):
             return layout.write(weight, apply(layout.read(weight, rep)), rep)
         with torch.autocast(kind, enabled=False):
             return layout.write(weight, apply(layout.read(weight, rep)), rep)

@@ -44,7 +44,14 @@ def moved(value: Any, dtype: torch.dtype, device: torch.device) -> Any:
 
 def tf32_allowed(x: Tensor) -> bool:
     """Whether a product of float32 matrices may keep three digits only."""
-    return x.is_cuda and x.dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest"
+    return x.is_cuda and x.dtype == torch.float32 and _tf32_on()
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _tf32_on() -> bool:
+    matmul = torch.backends.cuda.matmul
+    precision = getattr(matmul, "fp32_precision", None)  # torch 2.9 and later
+    return bool(matmul.allow_tf32) if precision is None else precision == "tf32"
 
 
 def product(a: Tensor, b: Tensor) -> Tensor:

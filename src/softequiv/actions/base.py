@@ -1,0 +1,55 @@
+"""What every action on data answers: where it takes x, which entries are real, and on what it is defined.
+
+The precision in which actions compute is decided here, once.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from softequiv.groups import Element, Group
+
+
+class Acts(ABC):
+    """An action of group elements on tensors: (g h) x = g (h x). Subclasses are frozen dataclasses.
+
+    Actions that resample, such as a picture turned by 30 degrees, satisfy this up to interpolation only.
+    """
+
+    @abstractmethod
+    def check(self, group: Group, x: Tensor) -> None:
+        """Raise a sentence where the group does not act on such data; its elements are checked too as they act."""
+
+    @abstractmethod
+    def __call__(self, x: Tensor, g: Element) -> Tensor:
+        """The moved data g x, of the shape, dtype and device of x."""
+
+    def valid(self, x: Tensor, g: Element) -> Tensor | None:
+        """Which entries of g x were made from entries of x alone: bool, broadcastable to x; None where all were."""
+        self.check(g.group, x)
+        return None
+
+
+@dataclass(frozen=True)
+class Still(Acts):
+    """What the group leaves alone, such as class scores: g x = x.
+
+    >>> from softequiv import SO
+    >>> Still()(torch.ones(2), SO(2).element(1.0))
+    tensor([1., 1.])
+    """
+
+    def check(self, group: Group, x: Tensor) -> None:
+        """Everything can be left alone."""
+
+    def __call__(self, x: Tensor, g: Element) -> Tensor:
+        return x
+
+
+def working_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype to compute in: float64 for itself and for whole numbers, which it holds exactly; else float32."""
+    return torch.float32 if dtype.is_floating_point and dtype != torch.float64 else torch.float64

@@ -1,0 +1,99 @@
+"""How do vectors and points move? By a matrix: of a representation, or the defining one about a centre."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from softequiv.actions.base import Acts, working_dtype
+from softequiv.errors import RepresentationError, SoftEquivError
+from softequiv.groups import DirectProduct, Element, Group, Shifts
+from softequiv.reps import Rep
+
+Centre = Literal["origin", "mean"]
+
+
+@dataclass(frozen=True)
+class Vectors(Acts):
+    """Vectors of a representation, (..., *rep.shape): g x = rho(g) x.
+
+    >>> from softequiv import C, vector
+    >>> Vectors(vector(C(4)))(torch.tensor([1.0, 0.0]), C(4).element(1)).round()
+    tensor([0., 1.])
+    """
+
+    rep: Rep
+
+    def check(self, group: Group, x: Tensor) -> None:
+        if group != self.rep.group:
+            raise RepresentationError(
+                f"{self.rep} represents {self.rep.group}, and {group} does not act on it; build it for {group}"
+            )
+        shape = self.rep.shape
+        if tuple(x.shape[max(x.ndim - len(shape), 0) :]) != shape:
+            raise RepresentationError(
+                f"vectors of {self.rep} have the trailing shape {shape}; got a tensor of {tuple(x.shape)}"
+            )
+        _check_floating(x, "vectors")
+
+    def __call__(self, x: Tensor, g: Element) -> Tensor:
+        self.check(g.group, x)
+        lead = x.shape[: x.ndim - len(self.rep.shape)]
+        return _times(self.rep.rho(g), x.reshape(*lead, self.rep.dim)).reshape(x.shape)
+
+
+@dataclass(frozen=True)
+class Points(Acts):
+    """Trajectories and point sets, (..., points, d): g p = c + g (p - c) with the defining matrix of g, (d, d).
+
+    The centre c is the origin, a given point, or the mean over the points axis. With "mean" every set turns about
+    its own middle: a forecast and the past it continues turn together only about one given centre, or the origin.
+
+    >>> from softequiv import SO, degrees
+    >>> Points("mean")(torch.tensor([[0.0, 0.0], [2.0, 0.0]]), SO(2).element(degrees(90))).round()
+    tensor([[ 1., -1.], [ 1., 1.]])
+    """
+
+    centre: Centre | tuple[float, ...] = "origin"
+
+    def __post_init__(self) -> None:
+        if isinstance(self.centre, str) and self.centre not in get_args(Centre):
+            raise SoftEquivError(
+                f"unknown centre {self.centre!r}; choose 'origin', 'mean', or the coordinates of a point"
+            )
+
+    def check(self, group: Group, x: Tensor) -> None:
+        dim = group.lie.shape[-1]
+        factors = group.factors if isinstance(group, DirectProduct) else (group,)
+        if any(isinstance(factor, Shifts) for factor in factors):  # its matrices stand for circles of places
+            raise RepresentationError(f"{group} shifts the places of a grid, not points in space; use Pictures")
+        if x.ndim < 2 or x.shape[-1] != dim:
+            raise RepresentationError(
+                f"{group} acts on points of {dim} coordinates, (..., points, {dim}); got a tensor of {tuple(x.shape)}"
+            )
+        if not isinstance(self.centre, str) and len(self.centre) != dim:
+            raise RepresentationError(f"points of {dim} coordinates need a centre of as many; got {self.centre}")
+        _check_floating(x, "points")
+
+    def __call__(self, x: Tensor, g: Element) -> Tensor:
+        self.check(g.group, x)
+        if self.centre == "origin":
+            return _times(g.matrix, x)
+        wide = x.to(working_dtype(x.dtype))
+        centre = wide.mean(-2, keepdim=True) if self.centre == "mean" else wide.new_tensor(self.centre)
+        return (centre + _times(g.matrix, wide - centre)).to(x.dtype)
+
+
+def _check_floating(x: Tensor, what: str) -> None:
+    if not x.is_floating_point():
+        raise SoftEquivError(f"{what} are moved by real matrices and must be floating point; got {x.dtype}")
+
+
+def _times(matrix: Tensor, x: Tensor) -> Tensor:
+    """matrix x for x (..., d), computed in at least float32 whatever autocast says."""
+    dtype = working_dtype(x.dtype)
+    with torch.autocast(x.device.type, enabled=False):
+        return (x.to(dtype) @ matrix.to(x.device, dtype).mT).to(x.dtype)

@@ -1,0 +1,60 @@
+"""How do a transformer's tokens move? As the picture of patches that they were cut from; extra tokens stand still."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from softequiv.actions.base import Acts
+from softequiv.actions.pictures import Interpolation, Padding, Pictures
+from softequiv.errors import RepresentationError
+from softequiv.groups import Element, Group
+
+
+@dataclass(frozen=True)
+class Tokens(Acts):
+    """Tokens (..., extra + height * width, D), row by row behind `extra` ones (class, registers) that stand still.
+
+    >>> from softequiv import C
+    >>> tokens = torch.arange(5.0).reshape(1, 5, 1)
+    >>> Tokens(2, 2, extra=1)(tokens, C(4).element(1)).flatten()
+    tensor([0., 2., 4., 1., 3.])
+    """
+
+    height: int
+    width: int
+    extra: int = 0
+    interpolation: Interpolation = "bicubic"
+    padding: Padding = "zeros"
+
+    @property
+    def _pictures(self) -> Pictures:
+        return Pictures(self.interpolation, self.padding)
+
+    def _picture(self, x: Tensor) -> Tensor:
+        """The patch tokens as pictures, (..., D, height, width)."""
+        return x[..., self.extra :, :].mT.unflatten(-1, (self.height, self.width))
+
+    def check(self, group: Group, x: Tensor) -> None:
+        count = self.extra + self.height * self.width
+        if x.ndim < 2 or x.shape[-2] != count:
+            raise RepresentationError(
+                f"{self.extra} extra tokens and {self.height} x {self.width} patches are (..., {count}, D); "
+                f"got a tensor of {tuple(x.shape)}"
+            )
+        self._pictures.check(group, self._picture(x))
+
+    def __call__(self, x: Tensor, g: Element) -> Tensor:
+        self.check(g.group, x)
+        moved = self._pictures(self._picture(x), g).flatten(-2).mT
+        return torch.cat([x[..., : self.extra, :], moved], -2)
+
+    def valid(self, x: Tensor, g: Element) -> Tensor | None:
+        """(extra + height * width, 1) bool, as for the picture; extra tokens are valid."""
+        self.check(g.group, x)
+        inside = self._pictures.valid(self._picture(x), g)
+        if inside is None:
+            return None
+        return torch.cat([inside.new_ones(self.extra), inside.flatten()])[:, None]

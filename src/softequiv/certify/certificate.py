@@ -1,0 +1,412 @@
+"""What is guaranteed of a model's weights? `certify` answers for every weight that lives on a representation; the
+answer prints as a table, is kept as JSON with hashes of the weights, and can be verified against a model later.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+import os
+import platform
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+from torch import Tensor, nn
+
+from softequiv.adapt.bake import bake
+from softequiv.adapt.checkpoint import action_of
+from softequiv.adapt.find import Found, Setting, find
+from softequiv.adapt.plan import as_group
+from softequiv.certify.modelled import ActionGap, action_gaps
+from softequiv.certify.weight import Located, WeightCertificate, certified, digest, gathered
+from softequiv.errors import GroupError, SoftEquivError
+from softequiv.gains import least_distortion
+from softequiv.groups import Angle, Group, parse_group
+from softequiv.nn import soft_weights
+from softequiv.reps import Action
+
+FORMAT = 1
+SAME = 1e-9  # two figures computed from the same bytes differ by the order of float64 additions only
+NAMED = 3  # how many uncertified weights are named
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """What holds for the weights of one model, for every group element of path length up to `within`; print it."""
+
+    group: Group
+    within: float
+    action: Action
+    grids: Mapping[str, tuple[int, ...]] | None
+    weights: tuple[WeightCertificate, ...]
+    uncertified: tuple[str, ...]
+    gaps: tuple[ActionGap, ...]
+    versions: Mapping[str, str]
+
+    @property
+    def reach(self) -> float:
+        """The path length that the range stands for."""
+        return self.group.reach(self.within)
+
+    @property
+    def error(self) -> float:
+        """The largest certified error of any weight."""
+        return max(weight.error for weight in self.weights)
+
+    @property
+    def sha256(self) -> str:
+        """One hash of all certified weights, with group and range."""
+        lines = [self.group.name, repr(float(self.reach)), *(f"{w.name} {w.sha256}" for w in self.weights)]
+        return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+    def __getitem__(self, name: str) -> WeightCertificate:
+        for weight in self.weights:
+            if weight.name == name:
+                return weight
+        raise KeyError(f"no certified weight is called {name!r}; there are {', '.join(w.name for w in self.weights)}")
+
+    def __str__(self) -> str:
+        return written(self)
+
+    def to_json(self) -> str:
+        """The certificate as JSON text."""
+        entries = {
+            "format": FORMAT,
+            "group": self.group.name,
+            "within": write_range(self.within),
+            "action": self.action,
+            "grids": None if self.grids is None else {name: list(sizes) for name, sizes in self.grids.items()},
+            "versions": dict(self.versions),
+            "sha256": self.sha256,
+            "weights": [dataclasses.asdict(weight) for weight in self.weights],
+            "uncertified": list(self.uncertified),
+            "gaps": [dataclasses.asdict(gap) for gap in self.gaps],
+        }
+        return json.dumps(entries, indent=1)
+
+    @staticmethod
+    def from_json(text: str) -> Certificate:
+        """The certificate that `to_json` wrote."""
+        return read(text, "the text")
+
+    def save(self, path: str | Path) -> None:
+        """Write the certificate as a JSON file, whole or not at all."""
+        target = Path(path)
+        part = target.with_name(f".{target.name}.part")
+        part.write_text(self.to_json())
+        os.replace(part, target)
+
+    @staticmethod
+    def load(path: str | Path) -> Certificate:
+        """Read a certificate that `save` wrote."""
+        try:
+            text = Path(path).read_text()
+        except (OSError, UnicodeDecodeError) as problem:
+            raise SoftEquivError(f"{path} cannot be read as a certificate: {problem}") from None
+        return read(text, str(path))
+
+    def verify(self, model: nn.Module) -> Verification:
+        """Does this certificate hold for that model? Weights are compared by their bytes and certified again."""
+        return verified(self, model)
+
+
+@dataclass(frozen=True)
+class Verification:
+    """Whether a certificate is that of a model, and sentences that say what differs; true where nothing does."""
+
+    ok: bool
+    changes: tuple[str, ...]
+    recomputed: int
+    total: int
+
+    def __bool__(self) -> bool:
+        return self.ok
+
+    def __str__(self) -> str:
+        if self.ok:
+            return f"verified: {self.total} weights have the same bytes, {self.recomputed} were certified again"
+        return "\n".join(["not verified:", *(f"  {change}" for change in self.changes)])
+
+
+def certify(
+    model: nn.Module,
+    within: float | None = None,
+    group: Group | str | None = None,
+    *,
+    grids: Mapping[str, tuple[int, ...]] | None = None,
+    action: Action = "exact",
+    images: Tensor | None = None,
+) -> Certificate:
+    """A certificate for every weight of a model that lives on a representation: with W_g = rho_Y(g)^-1 W rho_X(g),
+
+        ||W_g - W|| <= error ||W||   for every g of path length up to `within`.
+
+    A soft model is certified for its own group; a plain one (baked, or any other) needs `group`, and `grids` and
+    `action` as in `soften`. The range is by default that of the model's error target, else the whole of a compact
+    group. With `images` (n, c, H, W) the modelled action on pixels is compared with a true rotation of them.
+
+    >>> import softequiv as se
+    >>> from softequiv.certify import certify
+    >>> net = se.soften(nn.Conv2d(3, 8, 5), "SO(2)", error=0.1, within=se.degrees(30))
+    >>> certificate = certify(net)
+    >>> certificate.within, round(certificate["weight"].error, 4)
+    (30deg, 0.1)
+    """
+    own = group_of(model)
+    chosen = own if group is None else as_group(group)
+    if chosen is None:
+        raise GroupError("this model has no soft weights: say for which group to certify it, such as group=SO(2)")
+    if chosen == own:
+        weights, targets = soft_located(model), target_ranges(model)
+    else:
+        weights, targets = found_located(bake(model, copy=True) if own else model, Setting(chosen, action, grids)), []
+    if not weights:
+        raise SoftEquivError(f"no weight of {type(model).__name__} lives on a representation of {chosen}")
+    if within is None:
+        within = targets[0] if len(set(targets)) == 1 and targets[0] is not None else math.inf
+    reach = chosen.reach(within)
+    located = [
+        weight if asked is None or covers(chosen, asked, reach) else dataclasses.replace(weight, asked=None)
+        for weight, asked in zip(weights, targets or [None] * len(weights), strict=True)
+    ]
+    known = {weight.name for weight in located}
+    others = tuple(name for name, value in bakeable(model) if value.ndim > 1 and name not in known)
+    acts = action_of(located[0].rep) if chosen == own else action
+    return Certificate(
+        group=chosen,
+        within=within,
+        action=acts,
+        grids=flattened_grids(located) or None,
+        weights=tuple(certified(weight, within) for weight in located),
+        uncertified=others,
+        gaps=() if images is None else action_gaps(located, images, reach),
+        versions=versions(),
+    )
+
+
+def group_of(model: nn.Module) -> Group | None:
+    """The group that a model was softened for; None for a plain one."""
+    groups = list(dict.fromkeys(weight.soft.rep.group for weight in soft_weights(model)))
+    if len(groups) > 1:
+        raise GroupError(f"one certificate is for one group; this model is soft under {', '.join(map(str, groups))}")
+    return groups[0] if groups else None
+
+
+def soft_located(model: nn.Module) -> list[Located]:
+    """The soft weights of a model."""
+    out = []
+    for weight in soft_weights(model):
+        gain = weight.soft.gain
+        asked = gain.error if isinstance(gain, least_distortion) else None
+        soft = weight.soft
+        out.append(Located(weight.name, weight.module, weight.attribute, soft.rep, soft.layout, asked))
+    return out
+
+
+def target_ranges(model: nn.Module) -> list[float | None]:
+    """The range of each soft weight's error target."""
+    gains = [weight.soft.gain for weight in soft_weights(model)]
+    return [gain.within if isinstance(gain, least_distortion) else None for gain in gains]
+
+
+def covers(group: Group, within: float, reach: float) -> bool:
+    """Whether a target's range contains the certified one, so that its error bounds this one."""
+    return group.reach(within) >= reach * (1 - SAME)
+
+
+def found_located(model: nn.Module, setting: Setting) -> list[Located]:
+    """The weights of a plain model that live on a grid."""
+    return [
+        Located(found.name, model.get_submodule(found.module), found.attribute, found.rep, found.layout)
+        for found in find(model, setting)
+        if isinstance(found, Found)
+    ]
+
+
+def flattened_grids(weights: list[Located]) -> dict[str, tuple[int, ...]]:
+    """The (channels, H, W) of linear layers on flattened pictures, under the names of the layers."""
+    return {
+        weight.name.rpartition(".")[0]: (weight.layout.channels, *weight.rep.shape)
+        for weight in weights
+        if isinstance(weight.module, nn.Linear) and weight.layout.axis == 1
+    }
+
+
+def bakeable(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Every parameter under the name that it has in the plain model, with the value that the model uses."""
+    soft = {weight.name: weight for weight in soft_weights(model)}
+    for name, weight in soft.items():
+        yield name, weight.value().detach()
+    for name, value in model.named_parameters(remove_duplicate=False):
+        if ".parametrizations." not in f".{name}" and name not in soft:
+            yield name, value.detach()
+
+
+def versions() -> dict[str, str]:
+    """What computed the figures."""
+    try:
+        own = metadata.version("softequiv")
+    except metadata.PackageNotFoundError:  # run from a source tree
+        own = "unknown"
+    return {
+        "softequiv": own,
+        "torch": torch.__version__,
+        "numpy": numpy.__version__,
+        "python": platform.python_version(),
+    }
+
+
+def write_range(within: float) -> dict[str, Any]:
+    """A range as JSON can hold it."""
+    if math.isinf(within):
+        return {"whole group": True}
+    return {"radians": float(within)} if isinstance(within, Angle) else {"length": float(within)}
+
+
+def read_range(entry: Mapping[str, Any]) -> float:
+    """A range from JSON."""
+    if entry.get("whole group"):
+        return math.inf
+    return Angle(entry["radians"]) if "radians" in entry else float(entry["length"])
+
+
+def read(text: str, where: str) -> Certificate:
+    """A certificate from JSON text; what is damaged is said."""
+    try:
+        entries = json.loads(text)
+    except json.JSONDecodeError as problem:
+        raise SoftEquivError(f"{where} is not JSON, it may be cut short: {problem}; certify the model again") from None
+    if not isinstance(entries, dict) or entries.get("format") != FORMAT:
+        raise SoftEquivError(f"{where} is not a certificate of format {FORMAT}; it needs the softequiv that wrote it")
+    try:
+        grids = entries["grids"]
+        certificate = Certificate(
+            group=parse_group(entries["group"]),
+            within=read_range(entries["within"]),
+            action=entries["action"],
+            grids=None if grids is None else {name: tuple(sizes) for name, sizes in grids.items()},
+            weights=tuple(WeightCertificate(**{**w, "shape": tuple(w["shape"])}) for w in entries["weights"]),
+            uncertified=tuple(entries["uncertified"]),
+            gaps=tuple(ActionGap(**gap) for gap in entries["gaps"]),
+            versions=entries["versions"],
+        )
+        intact = entries["sha256"] == certificate.sha256
+    except GroupError:
+        raise
+    except (TypeError, KeyError, AttributeError, ValueError) as problem:
+        raise SoftEquivError(
+            f"{where} is a damaged certificate: {type(problem).__name__}: {problem}; certify the model again"
+        ) from None
+    if not intact:
+        raise SoftEquivError(f"{where} is a damaged certificate: its weights do not have its sha256")
+    return certificate
+
+
+def verified(certificate: Certificate, model: nn.Module) -> Verification:
+    """Compare a certificate with a model, by bytes and, where the model shows the representation, by figures."""
+    changes = []
+    stored = dict(bakeable(model))
+    own = group_of(model)
+    if own is not None and own != certificate.group:
+        changes.append(f"the model is softened for {own}, the certificate is for {certificate.group}")
+    try:
+        again = certify(
+            model, certificate.within, certificate.group, grids=certificate.grids, action=certificate.action
+        )
+        fresh = {weight.name: weight for weight in again.weights}
+    except SoftEquivError as problem:
+        fresh = {}
+        if own is not None:
+            changes.append(f"the model cannot be certified again: {problem}")
+    for old in certificate.weights:
+        new = fresh.get(old.name)
+        if old.name not in stored:
+            changes.append(f"{old.name} is missing from the model")
+        elif digest(gathered(stored[old.name])) != old.sha256:
+            found = f"{new.error:.6g} now" if new is not None else "unknown now"
+            changes.append(f"{old.name} changed: its certified error was {old.error:.6g} and is {found}")
+        elif new is not None:
+            changes += differing(old, new)
+        if new is not None and own == certificate.group and new.asked != old.asked:
+            changes.append(f"{old.name} was softened for {target(old)}, and now for {target(new)}")
+    names = {weight.name for weight in certificate.weights}
+    changes += [f"{name} is soft and not in the certificate" for name in fresh if own and name not in names]
+    return Verification(not changes, tuple(changes), len(names & set(fresh)), len(names))
+
+
+def target(weight: WeightCertificate) -> str:
+    """What a weight was softened for."""
+    return "no error in this range" if weight.asked is None else f"an error of {weight.asked:g} in this range"
+
+
+def differing(old: WeightCertificate, new: WeightCertificate) -> list[str]:
+    """Where the figures of equal bytes differ."""
+    out = []
+    if old.representation != new.representation:
+        out.append(f"{old.name} was certified as {old.representation} and is {new.representation} in the model")
+    for key in ("error", "operator", "haar", "supremum"):
+        before, after = getattr(old, key), getattr(new, key)
+        if (before is None) != (after is None) or (before is not None and abs(before - after) > SAME * (1 + after)):
+            out.append(f"{old.name}: the certificate states {key} {before}, its bytes give {after}")
+    return out
+
+
+def span(within: float) -> str:
+    """A range in words."""
+    return "the whole group" if math.isinf(within) else f"within {within}"
+
+
+def figure(value: float | None) -> str:
+    """A figure of the table."""
+    return "-" if value is None else f"{value:.3g}"
+
+
+def written(certificate: Certificate) -> str:
+    """The table that users read."""
+    group, within, reach = certificate.group, certificate.within, certificate.reach
+    rows: list[tuple[str, ...]] = [
+        (
+            *("weight", "representation", "shape", "levels", "directions", "error", "asked", "operator"),
+            *("Haar rms", "whole group", "paper", "paper, whole", "kappa", "rounding"),
+        )
+    ]
+    for w in certificate.weights:
+        rows.append(
+            (
+                w.name,
+                w.representation,
+                "x".join(map(str, w.shape)),
+                f"{w.levels} of {w.levels_total}",
+                f"{w.directions} of {w.directions_total}",
+                *(figure(value) for value in (w.error, w.asked, w.operator, w.haar, w.supremum)),
+                *(figure(value) for value in (w.paper, w.paper_whole, w.kappa, w.rounding)),
+            )
+        )
+    others = certificate.uncertified
+    named = ", ".join(others[:NAMED]) + (", ..." if len(others) > NAMED else "")
+    gaps = [f"model of the action: {gap}" for gap in certificate.gaps]
+    return "\n".join(
+        [
+            f"{group}, {span(within)}: elements of path length up to {reach:.4g} ({group.unit} is 1)",
+            "certified: no such element changes a weight W below, ||W rho_X(g) - rho_Y(g) W||, by more than error",
+            "  times ||W|| (Frobenius norm; operator norm under 'operator'), for the action that its space models",
+            f"not certified: {len(others)} other weights{f' ({named})' if others else ''}, normalisation, strides and",
+            "  borders, and what later layers make of the change: plan(..., image_size=...) and measure show these",
+            *aligned(rows),
+            *(gaps or ["model of the action: not compared with a true one; give images=..."]),
+            f"sha256 {certificate.sha256}",
+        ]
+    )
+
+
+def aligned(rows: list[tuple[str, ...]]) -> list[str]:
+    """Rows as lines with columns of one width."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

@@ -1,0 +1,293 @@
+"""How far can a whole network be from equivariant, for every input? Where the Lipschitz constants of all operations are
+known, the weights' certificates compose into a bound for the network; elsewhere it is said that there is none.
+
+For each tensor h of the network's graph two bounds are carried, affine in the size of the input x:
+||h(x)|| and ||h(rho x) - rho h(x)||. A layer multiplies the second by its norm and adds its own defect times the first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import operator
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from softequiv.adapt.bake import bake
+from softequiv.adapt.checkpoint import action_of
+from softequiv.adapt.plan import as_group
+from softequiv.certify.certificate import Certificate, aligned, certify, span
+from softequiv.certify.rules import NO_CONSTANT, RULES, Call
+from softequiv.certify.signals import Affine, How, Moving, Range, Signal, UnboundedError
+from softequiv.errors import SoftEquivError
+from softequiv.groups import Group
+from softequiv.nn import soft_weights
+from softequiv.reps import Action, Hom, Rep
+
+SHOWN = 8  # layers named in the table, the largest parts first
+
+
+@dataclass(frozen=True)
+class NetworkCertificate:
+    """||F(g x) - g F(x)|| <= slope ||x|| + offset for every input x and every g in the range, where `bounded`.
+
+    `parts` splits the bound over the layers whose defect causes it; `size` bounds ||F(x)||.
+    Where no bound can be given `reason` says why, and `layers`, the certificate of the single weights, is what remains.
+    Exact arithmetic with these weights: rounding adds nothing here, see the weights' own `rounding`.
+    """
+
+    group: Group
+    within: float
+    bounded: bool
+    reason: str
+    slope: float | None
+    offset: float | None
+    size: Affine | None
+    output: str
+    parts: Mapping[str, Affine]
+    layers: Certificate | None
+
+    @property
+    def idle(self) -> bool:
+        """Whether the bound is that of any network, 2 ||F(x)||, as in deep networks, whose constants multiply."""
+        if self.slope is None or self.offset is None or self.size is None:
+            return False
+        return self.slope >= 2 * self.size.slope * (1 - 1e-9) and self.offset >= 2 * self.size.offset * (1 - 1e-9)
+
+    def bound(self, x: Tensor) -> Tensor:
+        """The certified change for each sample of a batch, (samples,)."""
+        if self.slope is None or self.offset is None:
+            raise SoftEquivError(f"this network has no certificate: {self.reason}")
+        return self.slope * x.flatten(1).norm(dim=1) + self.offset
+
+    def __str__(self) -> str:
+        head = f"{self.group}, {span(self.within)}: network certificate"
+        if not self.bounded:
+            layers = [str(self.layers)] if self.layers is not None else []
+            return "\n".join([f"{head}: none", f"no global bound exists: {self.reason}", *layers])
+        bound = f"{self.slope:.4g} ||x|| + {self.offset:.4g}"
+        rows: list[tuple[str, ...]] = [("layer", "part of the slope", "part of the offset")]
+        ranked = sorted(self.parts.items(), key=lambda item: -(item[1].slope + item[1].offset))
+        rows += [(name, f"{part.slope:.3g}", f"{part.offset:.3g}") for name, part in ranked[:SHOWN]]
+        return "\n".join(
+            [
+                head,
+                f"||F(g x) - g F(x)|| <= {bound} for every x; the output {self.output}",
+                f"(||F(x)|| <= {self.size}; exact arithmetic with these weights, modelled action on the input)",
+                *(
+                    ["no more than 2 ||F(x)||, which holds for any network: true, and says nothing"]
+                    if self.idle
+                    else []
+                ),
+                *aligned(rows),
+                *([f"and {len(ranked) - SHOWN} more layers"] if len(ranked) > SHOWN else []),
+            ]
+        )
+
+
+def certify_network(
+    model: nn.Module,
+    group: Group | str,
+    within: float,
+    example: Tensor,
+    *,
+    source: Rep | None = None,
+    grids: Mapping[str, tuple[int, ...]] | None = None,
+    action: Action = "exact",
+) -> NetworkCertificate:
+    """A rigorous bound on ||F(g x) - g F(x)|| for a network in evaluation mode, for inputs of the shape of `example`.
+
+    Pictures (N, C, H, W) and signals (N, C, L) move by the group's action on their grid; vectors (N, D) as `source`
+    says, or as the first soft layer that takes them; `action` and `grids` are those of `soften`, for a plain model. The
+    first tensor that the model returns is meant. Known are
+    linear layers, convolutions, batch norm, pooling, functions of single entries, sums and joins; attention and
+    layer norm have no constant, and then only the certificates of the single weights are given.
+
+    >>> import softequiv as se
+    >>> from softequiv.certify import network
+    >>> net = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 3))
+    >>> net = se.soften(net, "SO(2)", softness=0.0, grids={"1": (1, 8, 8)})
+    >>> certify_network(net, "SO(2)", se.degrees(30), torch.zeros(1, 1, 8, 8)).slope < 1e-5
+    True
+    """
+    chosen = as_group(group)
+    if not isinstance(example, Tensor) or example.ndim < 2 or not example.is_floating_point():
+        raise SoftEquivError("example must be one floating-point tensor, (N, C, H, W), (N, C, L) or (N, D)")
+    spaces = {weight.name: weight.soft.rep for weight in soft_weights(model) if weight.soft.rep.group == chosen}
+    elements = Range.of(chosen, within, action_of(next(iter(spaces.values()))) if spaces else action)
+    plain = bake(model, copy=True).eval().cpu()
+    reason, result = "", None
+    try:
+        result = finite(interpreted(plain, elements, example.cpu(), source, spaces))
+    except (UnboundedError, SoftEquivError) as problem:  # the latter where the group does not act on such pictures
+        reason = str(problem)
+    layers = None
+    if result is None:
+        with contextlib.suppress(SoftEquivError):  # no weight lives on a representation: nothing remains to be said
+            layers = certify(model, within, chosen, grids=grids, action=action)
+    total = None if result is None else result.total
+    return NetworkCertificate(
+        group=chosen,
+        within=within,
+        bounded=result is not None,
+        reason=reason,
+        slope=None if total is None else total.slope,
+        offset=None if total is None else total.offset,
+        size=None if result is None else result.size,
+        output="" if result is None else str(result.how),
+        parts={} if result is None else result.change,
+        layers=layers,
+    )
+
+
+def finite(result: Signal) -> Signal:
+    """A bound that float64 can hold."""
+    total = result.total
+    if not all(map(math.isfinite, (total.slope, total.offset, result.size.slope, result.size.offset))):
+        raise UnboundedError("the weights are not finite, or the bound is too large for float64")
+    return result
+
+
+@torch.no_grad()
+def interpreted(
+    model: nn.Module, elements: Range, example: Tensor, source: Rep | None, spaces: Mapping[str, Rep]
+) -> Signal:
+    """Follow the bounds through the model's graph to its first output."""
+    try:
+        program = torch.export.export(model, (example,))
+        if any(getattr(getattr(node.target, "_schema", None), "is_mutable", False) for node in program.graph.nodes):
+            program = program.run_decompositions({})  # writes in place become operations with results of their own
+    except Exception as problem:  # any model may come, and torch.export fails in many ways
+        raise UnboundedError(f"torch.export cannot trace the model: {type(problem).__name__}: {problem}") from None
+    signature, graph = program.graph_signature, program.graph_module.graph
+    names = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
+    refuse_without_constant(graph)
+    known: dict[Any, Any] = {}
+    for node in graph.nodes:
+        if node.op == "placeholder":
+            known[node] = placeholder(node, program, names, elements, example, source, spaces)
+            entry = node  # the input comes last
+        elif node.op == "output":
+            outputs = [known[n] for n in flat(node.args) if isinstance(known.get(n), Signal)]
+            if not outputs:
+                raise UnboundedError("the model's output does not depend on its input")
+            return outputs[0]
+        elif node.op == "call_function":
+            result = evaluated(node, known, names, elements, spaces)
+            orthogonal = isinstance(result, Signal) and result.keeps_lengths and known[entry].keeps_lengths
+            known[node] = result.capped() if orthogonal else result
+    raise UnboundedError("the model returns nothing")
+
+
+def flat(values: Any) -> list[Any]:
+    """Nested sequences as one list."""
+    return [leaf for value in values for leaf in flat(value)] if isinstance(values, (tuple, list)) else [values]
+
+
+def place(node: Any) -> str:
+    """The module in which a node was made."""
+    stack = list((node.meta.get("nn_module_stack") or {}).values())
+    return str(stack[-1][0] or node.name) if stack else str(node.name)
+
+
+def op_name(node: Any) -> str:
+    """The operation without its namespace and form: conv2d, add."""
+    schema = getattr(node.target, "_schema", None)
+    name = schema.name.split("::")[-1] if schema is not None else getattr(node.target, "__name__", str(node.target))
+    return name if name.startswith("_") else name.rstrip("_")
+
+
+def refuse_without_constant(graph: Any) -> None:
+    """The first operation that has no global constant, whatever stands before it."""
+    for node in graph.nodes:
+        if node.op == "call_function" and op_name(node) in NO_CONSTANT:
+            raise UnboundedError(f"{op_name(node)} in {place(node)}: {NO_CONSTANT[op_name(node)]}")
+
+
+def placeholder(
+    node: Any,
+    program: Any,
+    names: Mapping[str, str],
+    elements: Range,
+    example: Tensor,
+    source: Rep | None,
+    spaces: Mapping[str, Rep],
+) -> Any:
+    """A parameter's value, or the input as a signal."""
+    signature = program.graph_signature
+    if node.name in names:
+        name = names[node.name]
+        value = program.state_dict.get(name)
+        return program.constants[name] if value is None else value
+    if node.name in signature.inputs_to_lifted_tensor_constants:
+        return program.constants[signature.inputs_to_lifted_tensor_constants[node.name]]
+    shape = tuple(example.shape)
+    return Signal(shape, input_action(node, names, elements, shape, source, spaces), Affine(1.0, 0.0), {})
+
+
+def input_action(
+    node: Any,
+    names: Mapping[str, str],
+    elements: Range,
+    shape: tuple[int, ...],
+    source: Rep | None,
+    spaces: Mapping[str, Rep],
+) -> How:
+    """How the group moves the input."""
+    if source is not None:
+        if source.group != elements.group or source.dim != shape[-1] or len(shape) != 2:
+            raise UnboundedError(f"source {source} of {source.group} does not fit vectors of shape {shape}")
+        return Moving(source)
+    if len(shape) > 2:
+        return elements.picture(shape[1], shape[2:])
+    for user in node.users:
+        weight = user.args[1] if op_name(user) == "linear" else None
+        space = spaces.get(names.get(getattr(weight, "name", ""), ""))
+        if isinstance(space, Hom):
+            return Moving(space.source)
+        if space is not None and shape[1] % space.dim == 0:
+            return Moving(space, shape[1] // space.dim)
+    raise UnboundedError("how the group moves the input vectors is not known: give source=, a representation")
+
+
+def evaluated(
+    node: Any, known: Mapping[Any, Any], names: Mapping[str, str], elements: Range, spaces: Mapping[str, Rep]
+) -> Any:
+    """The result of one operation: a constant where all its arguments are, else a signal by its rule."""
+
+    def value(argument: Any) -> Any:
+        if isinstance(argument, (list, tuple)):
+            return type(argument)(value(part) for part in argument)
+        return known[argument] if isinstance(argument, torch.fx.Node) else argument
+
+    args, kwargs = [value(arg) for arg in node.args], {key: value(arg) for key, arg in node.kwargs.items()}
+    if not any(isinstance(part, Signal) for part in flat([*args, *kwargs.values()])):
+        return node.target(*args, **kwargs)
+    if node.target is operator.getitem:
+        if args[1] != 0:  # of batch norm and pooling the first result is the tensor that goes on
+            raise UnboundedError(f"result {args[1]} of {node.args[0]} has no rule")
+        return args[0]
+    op = op_name(node)
+    if op.startswith("_assert"):
+        return None
+    if op not in RULES:
+        raise UnboundedError(f"{op} in {place(node)} has no rule: its constant is not known")
+    schema = node.target._schema.arguments
+    named = {**dict(zip((argument.name for argument in schema), args, strict=False)), **kwargs}
+    for argument in schema:
+        if argument.has_default_value():
+            named.setdefault(argument.name, argument.default_value)
+    own = {
+        argument.name: spaces[names[arg.name]]
+        for argument, arg in zip(schema, node.args, strict=False)
+        if isinstance(arg, torch.fx.Node) and names.get(arg.name) in spaces
+    }
+    meta = node.meta["val"]
+    first = meta[0] if isinstance(meta, (tuple, list)) else meta
+    if not first.is_floating_point():
+        raise UnboundedError(f"{op} in {place(node)} makes {first.dtype} of activations, which jumps")
+    return RULES[op](Call(op, named, place(node), tuple(map(int, first.shape)), elements, own))

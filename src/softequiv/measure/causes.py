@@ -1,0 +1,157 @@
+"""Why does a part of a network break a symmetry, and what helps? Weights that move, lopsided windows, borders.
+
+A weight is to blame only where the group really moves it: a filtered kernel under a stride leaves the stride.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from torch import Tensor, nn
+
+from softequiv.actions import Vectors
+from softequiv.adapt.find import square_grid
+from softequiv.adapt.geometry import WINDOWS, Uneven, pair
+from softequiv.errors import SoftEquivError
+from softequiv.groups import Element, Shifts
+from softequiv.measure.cuts import plain_name
+from softequiv.reps import grid
+
+MOVES = 2e-3  # a weight that moves by less, relative to its size, is symmetric up to rounding in half precision
+
+Weight = Literal["kernel", "patch embedding", "position embedding"]
+Kind = Weight | Literal["geometry", "flattening", "stride", "padding", "interpolation", ""]
+
+
+@dataclass(frozen=True)
+class Cause:
+    """What kind of thing breaks the symmetry, which one, and what to do about it."""
+
+    kind: Kind
+    what: str
+    remedy: str
+
+
+RESAMPLING = Cause(
+    "interpolation",
+    "interpolation of the input itself",
+    "turn by quarters or flip, which need none, use larger pictures, or Pictures(padding='reflection')",
+)
+MIXING = Cause(
+    "interpolation",
+    "features between pixels, which interpolation only guesses",
+    "low-pass the features, or keep the maps larger",
+)
+UNKNOWN = Cause("", "no known cause", "look inside with more cuts: attribute(most=...)")
+
+
+@dataclass(frozen=True)
+class Circumstances:
+    """What the network was tried on: elements, whether they resample pictures, and windows that lie lopsided."""
+
+    elements: tuple[Element, ...]
+    resamples: bool
+    uneven: tuple[Uneven, ...]
+
+    @property
+    def shifts(self) -> bool:
+        """Whether the moves are shifts, with which every kernel commutes."""
+        return isinstance(self.elements[0].group, Shifts)
+
+
+def causes(model: nn.Module, contents: Sequence[str], tried: Circumstances) -> tuple[Cause, ...]:
+    """Everything in a part of the network that may break the symmetry, weights first."""
+    found = [cause for name in contents for cause in in_weights(model, name, tried)]
+    found += [
+        Cause("geometry", f"stride or padding of {u.name}: {u.why}", u.remedy)
+        for u in tried.uneven
+        if u.name in contents
+    ]
+    found += [cause for name in contents for cause in in_windows(name, submodule(model, name), tried)]
+    return tuple(found) or ((MIXING,) if tried.resamples else (UNKNOWN,))
+
+
+def submodule(model: nn.Module, name: str) -> nn.Module | None:
+    """The module of this name; None for a parameter's."""
+    try:
+        return model.get_submodule(name)
+    except AttributeError:
+        return None
+
+
+def in_weights(model: nn.Module, name: str, tried: Circumstances) -> Iterator[Cause]:
+    """Weights of a module, or a single parameter, that the group moves."""
+    group = tried.elements[0].group
+    for kind, full, weight in weights_on_grids(model, name):
+        if kind != "position embedding" and tried.shifts:
+            continue
+        share = moved_share(weight, tried.elements)
+        if share > MOVES:
+            yield Cause(
+                kind,
+                f"{kind} {full}, which the group moves by {100 * share:.0f}% of its size",
+                f"filter it: soften(model, {str(group)!r}, softness=..., only=[{full!r}])",
+            )
+
+
+def weights_on_grids(model: nn.Module, name: str) -> Iterator[tuple[Weight, str, Tensor]]:
+    """(kind, name, weight as (..., H, W)) of kernels and of tables of positions."""
+    module = submodule(model, name)
+    if isinstance(module, nn.Conv2d):
+        if max(module.kernel_size) > 1:
+            patch = module.stride == module.kernel_size
+            yield "patch embedding" if patch else "kernel", f"{name}.weight", module.weight
+        return
+    names = [name] if module is None else [f"{name}.{plain_name(key)}" for key, _ in module.named_parameters()]
+    for full in names:
+        owner, _, key = full.rpartition(".")
+        is_table = "pos" in key or (isinstance(module, nn.Embedding) and "position" in name.rsplit(".", 1)[-1])
+        picture = as_picture(getattr(model.get_submodule(owner), key)) if is_table else None
+        if picture is not None:
+            yield "position embedding", full, picture
+
+
+def as_picture(table: Tensor) -> Tensor | None:
+    """A table (1, D, H, W), (1, tokens, D) or (tokens, D) as (..., H, W), without its class and register tokens."""
+    if table.ndim == 4:
+        return table
+    found = square_grid(table.shape[-2]) if table.ndim in (2, 3) else None
+    return None if found is None else table[..., found[0] :, :].mT.unflatten(-1, (found[1], found[1]))
+
+
+def moved_share(weight: Tensor, elements: Sequence[Element]) -> float:
+    """max_g ||g w - w|| / ||w|| for a weight (..., H, W), g as in `reps.grid`; 1 where the group does not act on it."""
+    wide = weight.detach().double()
+    try:
+        acts = Vectors(grid(elements[0].group, *wide.shape[-2:]))
+        return max(float((acts(wide, g) - wide).norm() / wide.norm().clamp_min(1e-300)) for g in elements)
+    except SoftEquivError:
+        return 1.0
+
+
+def in_windows(name: str, module: nn.Module | None, tried: Circumstances) -> Iterator[Cause]:
+    """What strides and borders do to moves that do not carry pixels to pixels, and flattening to all of them."""
+    if isinstance(module, nn.Flatten):
+        remedy = "pool over all places first, or name the next linear layer in soften(grids=...)"
+        yield Cause("flattening", f"{name} turns places into channels", remedy)
+    if isinstance(module, WINDOWS) and (tried.shifts or tried.resamples):
+        window: Any = module
+        if pair(window.stride) > 1:
+            remedy = "low-pass before it, or use a smaller stride"
+            yield Cause("stride", f"stride of {name}, which misses what lies between", remedy)
+        padded = window.padding == "same" or (window.padding != "valid" and pair(window.padding) > 0)
+        if padded and getattr(window, "padding_mode", "zeros") != "circular":
+            remedy = "pad circularly" if tried.shifts else "pad by reflection, or leave the border out"
+            yield Cause("padding", f"padding of {name}, which marks the border", remedy)
+
+
+def common_name(contents: Sequence[str]) -> str:
+    """The innermost module that holds all of them; the first and the last where that is the model itself."""
+    shared: list[str] = []
+    for level in zip(*(name.split(".") for name in contents), strict=False):
+        if len(set(level)) > 1:
+            break
+        shared.append(level[0])
+    return ".".join(shared) or " to ".join(dict.fromkeys([*contents[:1], *contents[-1:]]))

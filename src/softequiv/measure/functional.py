@@ -1,0 +1,109 @@
+"""Which figures does one batch give? Divergences, confusion counts and displacements, straight from their formulas.
+
+Nothing here knows models, groups or batches before and after; sums over a data set are made in `metrics` and above.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from softequiv.errors import SoftEquivError
+
+
+def kl_divergence(logits: Tensor, other: Tensor, dim: int = -1) -> Tensor:
+    """KL[p || q] = sum_k p_k (log p_k - log q_k) in nats, p = softmax(logits), q = softmax(other) along `dim`.
+
+    Shapes: (..., K, ...) twice to (..., ...); computed in at least float32.
+
+    >>> kl_divergence(torch.tensor([0.0, 0.0]), torch.tensor([0.0, 0.0])).item()
+    0.0
+    """
+    _check_same_shape(logits, other, "logits")
+    log_p, log_q = (torch.log_softmax(_wide(x), dim) for x in (logits, other))
+    return (log_p.exp() * (log_p - log_q)).sum(dim)
+
+
+def geometric_mean(plain: Tensor, moved: Tensor) -> Tensor:
+    """sqrt(plain * moved): the combined score of accuracies or IoUs, zero as soon as one of them is.
+
+    >>> geometric_mean(torch.tensor(0.9), torch.tensor(0.4))
+    tensor(0.6000)
+    """
+    return (plain * moved).sqrt()
+
+
+def confusion_counts(prediction: Tensor, labels: Tensor, classes: int, ignore_index: int | None = None) -> Tensor:
+    """How often label k was predicted as j, entries labelled `ignore_index` left out: (classes, classes) int64.
+
+    Shapes: prediction and labels alike, whole numbers.
+
+    >>> confusion_counts(torch.tensor([0, 1, 1]), torch.tensor([0, 0, 1]), 2)
+    tensor([[1, 1],
+            [0, 1]])
+    """
+    _check_same_shape(prediction, labels, "predictions and labels")
+    kept = labels != ignore_index if ignore_index is not None else torch.ones_like(labels, dtype=torch.bool)
+    prediction, labels = prediction[kept], labels[kept]
+    check_labels(labels, classes)
+    check_labels(prediction, classes, "predictions")
+    return torch.bincount(labels.long() * classes + prediction.long(), minlength=classes**2).reshape(classes, classes)
+
+
+def mean_iou(counts: Tensor) -> Tensor:
+    """mean_k counts[k, k] / (row_k + column_k - counts[k, k]), float64, of a table of `confusion_counts`.
+
+    Classes that occur in neither labels nor predictions have no IoU and are left out of the mean.
+
+    >>> mean_iou(torch.tensor([[1, 1, 0], [0, 1, 0], [0, 0, 0]])).item()
+    0.5
+    """
+    if int(counts.sum()) == 0:
+        raise SoftEquivError("no labelled entry has been counted, so there is no IoU yet; count labelled data first")
+    both = counts.diagonal().double()
+    either = counts.sum(0) + counts.sum(1) - both
+    return (both / either)[either > 0].mean()
+
+
+def displacements(forecast: Tensor, future: Tensor) -> Tensor:
+    """||forecast - future||_2 at each step: (..., steps, d) twice to (..., steps), in at least float32.
+
+    Their mean is the average displacement error (ADE); that of the last step, the final one (FDE).
+
+    >>> displacements(torch.zeros(1, 2, 2), torch.tensor([[[3.0, 4.0], [0.0, 1.0]]]))
+    tensor([[5., 1.]])
+    """
+    _check_same_shape(forecast, future, "forecast and future")
+    return torch.linalg.vector_norm(_wide(forecast) - _wide(future), dim=-1)
+
+
+def check_labels(labels: Tensor, classes: int, what: str = "labels") -> None:
+    """Raise a sentence unless every label is one of 0, ..., classes - 1."""
+    if labels.is_floating_point() or labels.is_complex():
+        raise SoftEquivError(f"{what} are whole numbers; got {labels.dtype}")
+    wrong = labels[(labels < 0) | (labels >= classes)]
+    if len(wrong):
+        raise SoftEquivError(
+            f"{what} must lie in 0..{classes - 1}, as there are {classes} classes; got {int(wrong[0])}: check that "
+            "labels and model belong together, or name it as ignore_index where a metric has one"
+        )
+
+
+def check_finite(outputs: Tensor, what: str) -> None:
+    """Raise a sentence where outputs hold NaN or infinity, which every mean would spread over all figures."""
+    bad = ~torch.isfinite(outputs)
+    if bool(bad.any()):
+        raise SoftEquivError(
+            f"{what} hold NaN or infinity in {int(bad.sum())} of {outputs.numel()} entries; "
+            "look for overflow in the model, for instance in half precision"
+        )
+
+
+def _wide(x: Tensor) -> Tensor:
+    """At least float32."""
+    return x if x.dtype == torch.float64 else x.float()
+
+
+def _check_same_shape(a: Tensor, b: Tensor, what: str) -> None:
+    if a.shape != b.shape:
+        raise SoftEquivError(f"{what} must have one shape; got {tuple(a.shape)} and {tuple(b.shape)}")
