@@ -119,8 +119,8 @@ def test_features_move_as_what_they_are() -> None:
     kinds = [cut.acts for cut in cuts]
     assert kinds[0] == Pictures(padding="border")  # the projection, (N, D, 3, 3)
     assert kinds[1] == Tokens(3, 3, padding="border")
-    assert Tokens(3, 3, extra=4) in kinds  # a class token and three registers
-    assert all(kind == Tokens(3, 3, extra=4) for kind in kinds[2:])
+    assert Tokens(3, 3, extra=4, padding="border") in kinds  # a class token and three registers
+    assert all(kind == Tokens(3, 3, extra=4, padding="border") for kind in kinds[2:])
 
 
 def test_maps_with_channels_last_and_lopsided_padding_are_no_cuts() -> None:
