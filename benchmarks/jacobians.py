@@ -103,6 +103,10 @@ def draw(found: dict[str, object], path: Path) -> None:
         axes.hist(values, bins=edges, color="#4a6fa5")
         axes.axvline(float(np.median(values)), color="#c0392b", label=f"median {np.median(values):.3g}")
         axes.set_xscale("log")
+        round_numbers = [m * 10.0**e for e in range(-6, 6) for m in (1, 2, 5)]
+        ticks = [tick for tick in round_numbers if edges[0] <= tick <= edges[-1]]
+        axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+        axes.set_xticks([], minor=True)
         axes.set_xlabel(label)
         axes.set_ylabel("images")
         axes.legend(frameon=False)
