@@ -1,5 +1,6 @@
 # make test    lint, types, tests and doctests: what CI runs
 # make demo    the worked example
+# make docs    the documentation as a site, in site/, built strictly
 # make bench   the programs in benchmarks/, each of which prints a table
 # make clean   remove everything that these targets made
 
@@ -14,7 +15,7 @@ BENCHMARKS = benchmarks/spectra.py benchmarks/grid_actions.py  # the others need
 
 SETUP_COST = The first run installs about 1.6 GB into $(VENV) (CPU build of torch), in one to two minutes.
 
-.PHONY: test demo bench setup clean
+.PHONY: test demo docs bench setup clean
 
 test:
 	@echo "make test: lint, types, tests and doctests, about four minutes on two cores. $(SETUP_COST)"
@@ -27,6 +28,12 @@ demo:
 	@echo "make demo: the worked example, about 15 seconds. $(SETUP_COST)"
 	@$(MAKE) --no-print-directory setup
 	$(BIN)/python examples/worked_example.py
+
+docs:
+	@echo "make docs: the pages as a site in site/, about 20 seconds, and 60 MB more into $(VENV). $(SETUP_COST)"
+	@$(MAKE) --no-print-directory setup
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e ".[docs]"
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 bench:
 	@echo "make bench: timings, several minutes; keep the machine otherwise idle. $(SETUP_COST)"
@@ -46,5 +53,5 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $@
 
 clean:
-	rm -rf $(VENV) build dist demo-output .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist site demo-output .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

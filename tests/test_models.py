@@ -695,6 +695,17 @@ def test_baking_reports_the_largest_difference(caplog: pytest.LogCaptureFixture)
     assert sentences == ["baked 6 weights; largest change of an output: 0.0e+00"] * 2
 
 
+@pytest.mark.parametrize("wrap", [lambda y: y, lambda y: (y, None), lambda y: [y], lambda y: {"logits": y}])
+def test_baking_compares_whatever_a_model_returns(wrap: Any, caplog: pytest.LogCaptureFixture) -> None:
+    class Net(nn.Conv2d):
+        def forward(self, x: Tensor) -> Any:
+            return wrap(super().forward(x))
+
+    with caplog.at_level("INFO", logger="softequiv"):
+        se.bake(se.soften(Net(1, 2, 3), "C4", softness=0.0), example=torch.randn(1, 1, 5, 5))
+    assert "largest change of an output: 0.0e+00" in caplog.text
+
+
 def test_baking_keeps_each_module_in_its_mode() -> None:
     model = softened(CASES["resnet"]).train()
     frozen = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]

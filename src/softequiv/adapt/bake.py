@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import copy as copying
 import logging
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import torch
@@ -69,7 +70,9 @@ def outputs(model: nn.Module, example: Any) -> Tensor | None:
     finally:
         for module, mode in training.items():  # each its own: frozen layers stay in eval
             module.training = mode
-    values = result.values() if hasattr(result, "values") else result if isinstance(result, (tuple, list)) else [result]
+    if isinstance(result, Tensor):
+        result = [result]
+    values = result.values() if isinstance(result, Mapping) else result
     tensors = [value.flatten().float() for value in values if isinstance(value, Tensor)]
     return torch.cat(tensors) if tensors else None
 
