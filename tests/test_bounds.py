@@ -189,3 +189,16 @@ def test_the_range_may_be_the_whole_of_a_compact_group_but_not_of_an_open_one():
     assert se.spectrum(rep).error(w, math.inf) == pytest.approx(se.spectrum(rep).error(w, math.pi))
     with pytest.raises(se.GroupError, match="not compact"):
         se.Scaling().reach(math.inf)
+
+
+@pytest.mark.parametrize("copies", [1, 2])
+def test_maps_to_and_from_duals_are_bounded_where_steps_stretch(copies):
+    """A dual turns by rho(s)^-T, which is not rho(s) where steps are not orthogonal."""
+    v = se.vector(se.group_from(steps=[torch.diag(torch.tensor([3.0, 1.0]))]))
+    for source, target in [(v, v.T), (v.T, v), (v.T, v.T), (v, v.T + se.scalar(v.group)), (v.T + v, v)]:
+        rep = copies * source >> target
+        for softness in (0, 0.5, 1):
+            w = se.softness(softness)(weight(rep, 3), rep)
+            for g in (v.group.element(1), v.group.element(-1)):
+                change = float((w @ rep.source.rho(g) - rep.target.rho(g) @ w).norm() / w.norm())
+                assert change <= se.spectrum(rep).error(w, 1) + 1e-12

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import warnings
 from typing import Any
 
 import pytest
@@ -700,3 +701,23 @@ def test_a_filter_follows_its_module_to_another_precision_and_loses_nothing(gain
     theta = layer.parametrizations.weight.original.detach()
     assert torch.allclose(layer.weight, gain(theta, source >> target), rtol=0, atol=1e-14)
     assert layer.float().weight.dtype == torch.float32 and layer.half().weight.dtype == torch.float16
+
+
+def test_filters_pass_batched_gradients_traces_and_autocast():
+    """What records a filter's steps, batches them or casts them sees the same filter."""
+    group = se.SO(3)
+    space = 2 * se.vector(group) + 4 * se.scalar(group)
+    layer, x = SoftLinear(space, space), torch.randn(5, space.dim)
+    parameters, directions = list(layer.parameters()), torch.randn(3, 5, space.dim)
+    together = torch.autograd.grad(layer(x), parameters, directions, is_grads_batched=True)
+    for i, direction in enumerate(directions):
+        one = torch.autograd.grad(layer(x), parameters, direction)
+        assert all(torch.allclose(a[i], b, atol=1e-5) for a, b in zip(together, one, strict=True))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        traced = torch.jit.trace(layer, x)
+    assert torch.allclose(traced(x), layer(x), atol=1e-6)
+    with torch.autocast("cpu", torch.bfloat16):
+        layer(x).float().square().sum().backward()
+    gradient = parameters[0].grad if parameters[0].ndim == 2 else parameters[1].grad
+    assert torch.allclose(se.softness(0)(gradient, space >> space), gradient, atol=1e-5 * float(gradient.abs().max()))

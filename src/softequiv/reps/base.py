@@ -243,6 +243,12 @@ class Dual(Rep):
         return Decomposition(known.basis, tuple(Piece(self._dual(piece.rates), piece.index) for piece in known.pieces))
 
 
+def action_rates(rep: Rep) -> Tensor:
+    """d rho(A_i) and rho(s_j) - I, also for a dual, whose own `rates` measure the change of a single weight."""
+    steps = rep.steps()
+    return torch.cat([rep.rates()[: len(rep.group.lie)], steps - identity_like(steps)])
+
+
 @dataclass(frozen=True)
 class Sum(Rep):
     """A direct sum with multiplicities; coordinates run term by term, copy by copy."""
@@ -420,8 +426,8 @@ class Hom(Rep):
 
         For an orthogonal step that is rho_W(s) - I times an orthogonal matrix, and the latter is given.
         """
-        moved = kron_sum(self.target.rates(), -self.source.rates().mT)
         if not self.orthogonal:
-            return moved
+            return kron_sum(action_rates(self.target), -action_rates(self.source).mT)
+        moved = kron_sum(self.target.rates(), -self.source.rates().mT)
         steps = self.steps()
         return torch.cat([moved[: len(self.group.lie)], steps - identity_like(steps)])

@@ -259,7 +259,8 @@ class Filter:
 def is_eager(weight: Tensor) -> bool:
     """Whether each operation on a weight would be recorded one by one."""
     recorded = weight.requires_grad and torch.is_grad_enabled()
-    return recorded and not (torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active())
+    traced = torch.compiler.is_compiling() or torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
+    return recorded and not traced and not torch._C._are_functorch_transforms_active()
 
 
 class SelfAdjoint(torch.autograd.Function):
@@ -272,7 +273,8 @@ class SelfAdjoint(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return ctx.filter(gradient), None
+        with torch.autocast(gradient.device.type, enabled=False):  # as in the forward pass
+            return ctx.filter(gradient), None
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor, _: None) -> Tensor:

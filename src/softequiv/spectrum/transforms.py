@@ -128,7 +128,7 @@ class Butterfly(Transform):
         """a = 1 forward; a = -1 transposes the 4 x 4 mixing."""
         cc, cs, sc, ss = (x[..., i] for i in self.index)
         mixed = torch.stack([cc - a * ss, cs + a * sc, sc - a * cs, ss + a * cc], -2) / math.sqrt(2)
-        return x.index_copy(-1, self.index.flatten(), mixed.flatten(-2))
+        return x.index_copy(-1, self.index.flatten(), mixed.reshape(*x.shape[:-1], -1))
 
     def forward(self, x: Tensor) -> Tensor:
         return self._mix(x, 1.0)
@@ -154,7 +154,9 @@ class Blocks(Transform):
     def _apply(self, x: Tensor, transpose: bool) -> Tensor:
         parts = [product(x[..., b.index], b.basis.mT if transpose else b.basis) for b in self.blocks]
         order = torch.cat([b.index.flatten() for b in self.blocks])
-        return torch.empty_like(x).index_copy(-1, order, torch.cat([part.flatten(-2) for part in parts], -1))
+        return torch.empty_like(x).index_copy(
+            -1, order, torch.cat([part.reshape(*x.shape[:-1], -1) for part in parts], -1)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return self._apply(x, transpose=False)
@@ -184,7 +186,8 @@ class Pairs(Transform):
     def by_copies(self, x: Tensor, maps: Table[SmallMap]) -> Tensor:
         """Put every copy of a pair, flattened to (..., dim U dim V), through the map of its pair."""
         widths = [copies * size for copies, size in self.columns]
-        strips = x.unflatten(-1, (-1, sum(widths))).split([copies * size for copies, size in self.rows], -2)
+        heights = [copies * size for copies, size in self.rows]
+        strips = x.reshape(*x.shape[:-1], sum(heights), sum(widths)).split(heights, -2)
         out = []
         for strip, rows, of_row in zip(strips, self.rows, maps, strict=True):
             parts = strip.split(widths, -1) if len(widths) > 1 else (strip,)
@@ -193,7 +196,7 @@ class Pairs(Transform):
                 for part, columns, own in zip(parts, self.columns, of_row, strict=True)
             ]
             out.append(torch.cat(mapped, -1) if len(mapped) > 1 else mapped[0])
-        return (torch.cat(out, -2) if len(out) > 1 else out[0]).flatten(-2)
+        return (torch.cat(out, -2) if len(out) > 1 else out[0]).reshape(x.shape)
 
 
 T = TypeVar("T")
@@ -214,8 +217,9 @@ def each_copy(part: Tensor, act: SmallMap, rows: tuple[int, int], columns: tuple
         return torch.zeros_like(part)
     if high == wide == 1:
         return act(part[..., None])[..., 0]
-    copies = part.unflatten(-1, (m, wide)).unflatten(-3, (n, high)).transpose(-3, -2)
-    return act(copies.flatten(-2)).unflatten(-1, (high, wide)).transpose(-3, -2).reshape(part.shape)
+    lead = part.shape[:-2]
+    copies = part.reshape(*lead, n, high, m, wide).transpose(-3, -2).reshape(*lead, n, m, high * wide)
+    return act(copies).reshape(*lead, n, m, high, wide).transpose(-3, -2).reshape(part.shape)
 
 
 def times(x: Tensor, matrix: Tensor) -> Tensor:
@@ -334,7 +338,7 @@ class BlockMatrices(Core):
         mixed = [
             part * matrix[0, 0]
             if len(matrix) == 1
-            else times(part.unflatten(-1, (-1, len(matrix))), matrix).flatten(-2)
+            else times(part.reshape(*part.shape[:-1], -1, len(matrix)), matrix).reshape(part.shape)
             for part, matrix in zip(parts, self.matrices, strict=True)
         ]
         return torch.cat(mixed, -1).index_select(-1, self.back)
