@@ -199,6 +199,18 @@ def test_tokens_move_as_the_picture_of_patches(g: Element) -> None:
         assert bool(inside[:3].all()) and torch.equal(inside[3:, 0].reshape(6, 6), expected)
 
 
+@pytest.mark.parametrize("interpolation", ["bicubic", "bilinear", "nearest"])
+def test_what_fills_the_outside_costs_the_inside_no_digits(interpolation: str) -> None:
+    x = drawn(1, 1, 9, 9, dtype=torch.float32)
+    plain, filled = (Pictures(interpolation, fill=fill)(x, THIRTY) for fill in (0.0, -1e30))
+    inside = Pictures(interpolation).valid(x, THIRTY)
+    assert inside is not None
+    assert torch.equal(plain[..., inside], filled[..., inside])
+    assert float(filled[0, 0, 0, 0]) == pytest.approx(-1e30, rel=0.2)  # a corner reads little else
+    small = Pictures(interpolation, fill=0.5)(x.double(), THIRTY)
+    assert torch.allclose(small, Pictures(interpolation)(x.double() - 0.5, THIRTY) + 0.5, atol=1e-12)
+
+
 def test_tokens_of_a_wide_picture_roll() -> None:
     x, g = drawn(1, 1 + 6, 2), se.Shifts(2, 3).element(0, 1)
     assert torch.equal(Tokens(2, 3, extra=1)(x, g)[:, 1:].reshape(2, 3, 2), x[0, 1:].reshape(2, 3, 2).roll(1, 1))
@@ -292,10 +304,10 @@ def test_what_a_group_cannot_move_is_refused(acts: Acts, x: Tensor, g: Element, 
 
 
 def test_check_refuses_before_any_element_is_drawn() -> None:
-    for group in (se.C(4), se.SO(3), se.Shifts(5, 4)):
+    for group in (se.C(4), se.C(36), se.D(8), se.SO(3), se.Shifts(5, 4)):
         with pytest.raises(se.SoftEquivError):
             Pictures().check(group, torch.zeros(4, 5))
-    for group in (se.SO(2), se.C(36), se.Reflection(), se.C(2), se.Shifts(4, 5)):
+    for group in (se.SO(2), se.C(18), se.D(6), se.Reflection(), se.C(2), se.Shifts(4, 5)):
         Pictures().check(group, torch.zeros(4, 5))
 
 
@@ -306,7 +318,11 @@ def test_check_refuses_before_any_element_is_drawn() -> None:
         (lambda: Pictures(padding="mirror"), "zeros, border, reflection"),
         (lambda: Pictures(padding="border", fill=1.0), "leaves nothing to fill"),
         (lambda: Pictures(fill=math.inf), "finite"),
+        (lambda: Pictures(fill="a"), "finite"),
         (lambda: Points("middle"), "'origin', 'mean'"),
+        (lambda: Points(1.0), "unknown centre 1.0"),
+        (lambda: Tokens(-2, -2), "at least 1 x 1 patches"),
+        (lambda: Tokens(2, 2, extra=-1), "0 or more extra"),
     ],
 )
 def test_unknown_options_are_refused(make: Callable[[], Acts], sentence: str) -> None:

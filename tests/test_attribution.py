@@ -22,6 +22,7 @@ from zoo import CASES, answer
 
 C4 = se.C(4)
 QUARTER = C4.element(1)
+TURN = se.SO(2).element(se.degrees(45))
 
 
 def pictures(*shape: int, seed: int = 0) -> Tensor:
@@ -263,7 +264,110 @@ def test_interpolation_of_the_input_is_named_where_nothing_else_is_to_blame() ->
     """Single pixels in, their mean out: only what resampling loses can matter."""
     net = nn.Sequential(nn.Conv2d(3, 8, 1), nn.Tanh(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
     found = attribute(net, pictures(4, 3, 12, 12), se.SO(2), se.degrees(30))
-    assert found.resampling > 0 and "interpolation of the input itself" in found.verdict
+    assert found.resampling > 0 and "interpolation of the input, and what leaves its frame" in found.verdict
+
+
+def test_what_leaves_the_frame_of_a_map_is_not_taken_for_interpolation() -> None:
+    """Smooth pictures and a lopsided kernel: turned there and back the picture keeps its middle."""
+    torch.manual_seed(0)
+    net, g = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1)), se.SO(2).element(0.5)
+    x = nn.functional.avg_pool2d(nn.functional.avg_pool2d(pictures(4, 3, 56, 56), 9, 1), 9, 1)
+    found = attribute(net, x, "SO(2)", elements=[g])
+    assert "kernel 0.weight" in found.verdict
+    with torch.no_grad():
+        y, moved = net(x), net(Pictures()(x, g))
+        back = net(Pictures()(Pictures()(x, g), g.inverse))
+    inside = Pictures().valid(y, g) & Pictures().valid(y, g.inverse)
+    whole = ((moved - Pictures()(y, g)) * inside).norm()
+    assert found.resampling == pytest.approx(float(((back - y) * inside).norm() / whole), rel=1e-4)
+    assert found.error == pytest.approx(float(whole / (Pictures()(y, g) * inside).norm()), rel=1e-4)
+
+
+@pytest.mark.parametrize("mode", ["zeros", "reflect", "replicate", "circular"])
+def test_only_zeros_mark_the_border_of_a_turned_picture(mode: str) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1, padding_mode=mode), nn.ReLU(), nn.AdaptiveAvgPool2d(1))
+    found = attribute(net, pictures(2, 3, 12, 12), se.SO(2), se.degrees(30), target=Still())
+    kinds = {cause.kind for part in found.parts for cause in part.causes}
+    assert ("padding" in kinds) == (mode == "zeros")
+
+
+def test_a_maximum_reads_nothing_beyond_the_border() -> None:
+    net = nn.Sequential(nn.MaxPool2d(3, 1, 1), nn.AvgPool2d(3, 1, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    found = attribute(net, pictures(2, 3, 12, 12), se.SO(2), se.degrees(30))
+    told = {part.name: {cause.kind for cause in part.causes} for part in found.parts}
+    assert "padding" not in told["0"] and "padding" in told["1"]
+
+
+class MeanOf(nn.Module):
+    def __init__(self, *axes: int) -> None:
+        super().__init__()
+        self.axes = axes
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mean(self.axes)
+
+
+class ChannelsToTheEnd(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.permute(0, 2, 3, 1)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_flat_maps_and_channels_last_are_not_taken_for_pictures(seed: int) -> None:
+    """16 channels of 17 x 17 places are no 16 tokens, and a cube of 16 x 16 x 16 may have its channels last."""
+    torch.manual_seed(seed)
+    flat = nn.Sequential(
+        nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.Flatten(2), nn.ReLU(), MeanOf(-1), nn.Linear(16, 4)
+    )
+    cube = nn.Sequential(
+        nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), ChannelsToTheEnd(), nn.LayerNorm(16), MeanOf(1, 2), nn.Linear(16, 4)
+    )
+    for net, size in ((flat, 17), (cube, 16)):
+        with torch.no_grad():
+            net[0].weight.mul_(0.2)
+            net[0].bias.mul_(5)
+        found = attribute(net, pictures(8, 3, size, size), C4)
+        assert found.culprit is not None and found.culprit.name == "0"
+        assert found.culprit.share == pytest.approx(1.0, abs=1e-3)
+
+
+def test_a_model_that_writes_into_its_input_gets_a_copy() -> None:
+    torch.manual_seed(0)
+    net, x = nn.Sequential(nn.ReLU(inplace=True), *users_model()), pictures(2, 3, 16, 16)
+    kept = x.clone()
+    found = attribute(net, x, C4)
+    net[0].inplace = False
+    assert torch.equal(x, kept) and found.error == pytest.approx(attribute(net, x, C4).error, rel=1e-5)
+
+
+def test_remedies_are_ones_that_work() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        nn.Conv2d(3, 4, (1, 3), padding=(0, 1)), nn.Conv2d(4, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten()
+    )
+    causes = {part.name: part.causes[0] for part in attribute(net, pictures(2, 3, 12, 12), C4).parts[:2]}
+    assert "soften(" not in causes["0"].remedy and "cannot filter it" in causes["0"].remedy
+    assert "soften(model, 'C4', softness=..., only=['1.weight'])" in causes["1"].remedy
+    soft = se.soften(net, "C4", softness=0.5)
+    causes = {part.name: part.causes[0] for part in attribute(soft, pictures(2, 3, 12, 12), C4).parts[:2]}
+    assert "set_softness(model, ..., only=['1.weight'])" in causes["1"].remedy
+    se.set_softness(soft, 0.0, only=["1.weight"])
+
+
+def test_more_cuts_are_advised_where_some_were_left_out() -> None:
+    class Lopsided(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x * torch.arange(x.shape[-1])
+
+    net = nn.Sequential(Lopsided(), nn.ReLU(), nn.Tanh(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    few, all_of_them = (attribute(net, pictures(2, 3, 8, 8), C4, most=most).verdict for most in (1, 40))
+    assert "most=" in few and "most=" not in all_of_them and "no known cause" in all_of_them
+
+
+def test_an_unknown_ending_of_a_plot_gets_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(SoftEquivError, match="'foo' is not supported"):
+        attribute(users_model(), pictures(2, 3, 16, 16), C4).plot(tmp_path / "parts.foo")
 
 
 def test_quarter_turns_need_no_interpolation() -> None:
@@ -346,7 +450,14 @@ class Constant(nn.Module):
         (users_model(), pictures(2, 3, 16, 16), "SO(2)", {"within": se.degrees(-1)}, "is empty"),
         (users_model(), pictures(2, 3, 16, 16), "SO(2)", {"acts": Still()}, "follows pictures"),
         (Constant(), pictures(2, 3, 16, 16), "C4", {}, "answers every input alike"),
-        (users_model(), pictures(2, 3, 16, 16) / 0, "C4", {}, "NaN or infinity"),
+        (users_model(), pictures(2, 3, 16, 16) / 0, "C4", {}, "inputs hold NaN or infinity"),
+        (users_model(), pictures(2, 3, 16, 16), "C4", {"elements": [C4.identity]}, "identity moves nothing"),
+        (users_model(), pictures(2, 3, 16, 16), "SO(2)", {"within": "1deg", "elements": [TURN]}, "outside the range"),
+        (users_model(), pictures(2, 3, 16, 16), "C4", {"most": 0}, "most must be a whole number of at least 1"),
+        (users_model(), pictures(2, 3, 16, 16), "C4", {"batch_size": 0}, "batch_size must be"),
+        (users_model(), pictures(2, 3, 16, 16), "C4", {"target": "still"}, "target must be an action"),
+        (nn.Linear(16, 3), pictures(16, 16), "C4", {}, r"got \(16,\)"),
+        (nn.AdaptiveAvgPool2d(4), pictures(2, 3, 16, 16), "SO(2)", {"elements": [TURN]}, "stays inside the frame"),
     ],
 )
 def test_bad_input_gets_a_sentence(model: Any, data: Any, group: str, options: dict[str, Any], words: str) -> None:

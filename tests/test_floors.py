@@ -23,8 +23,8 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("certify", "measure"),
     ("baselines",),
     ("tasks",),
-    ("experiments",),
     ("report",),
+    ("experiments",),
     ("cli",),
 )
 EXEMPT = ("__init__", "testing", "__main__")  # the package's front door, and the test helpers that ship with it

@@ -9,14 +9,16 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
 import softequiv as se
 from softequiv.actions import Pictures, Points, Still, Vectors
 from softequiv.errors import SoftEquivError
-from softequiv.measure import jacobian_norm, jacobian_square, measure
+from softequiv.measure import jacobian, jacobian_norm, jacobian_square, measure
 from softequiv.measure.bootstrap import interval
 from softequiv.measure.lie import lie_derivative
+from softequiv.measure.measurement import mean_iou, overlaps
 from zoo import CASES
 
 CLASSES = 3
@@ -113,7 +115,7 @@ def test_scores_per_pixel_against_loops() -> None:
     assert found["mIoU"].value == pytest.approx(upright)
     assert found["aIoU"].value == pytest.approx(after)
     assert found["cIoU"].value == pytest.approx(math.sqrt(upright * after))
-    change = ((moved - expected) * inside).flatten(1).norm(dim=1) / y.flatten(1).norm(dim=1)
+    change = ((moved - expected) * inside).flatten(1).norm(dim=1) / (expected * inside).flatten(1).norm(dim=1)
     assert found["relative change"].value == pytest.approx(float(change.mean()))
 
 
@@ -147,6 +149,27 @@ def test_the_papers_relative_error() -> None:
     assert "exact" in found.notes[0]
 
 
+def test_the_relative_error_of_a_map_is_taken_inside_the_frame() -> None:
+    """Of a shift, whose Jacobian has a single one in every row: as many as there are entries inside."""
+
+    class Shift(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.roll(3, -1)
+
+    x, moves = drawn(3, 2, 9, 9), [se.SO(2).element(angle) for angle in (0.5, 0.8)]
+    found = measure(Shift(), x, "SO(2)", elements=moves, probes=2)
+    changes, entries = [], []
+    for g in moves:
+        inside, back = Pictures().valid(x, g), Pictures().valid(x, g.inverse)
+        change = Pictures()(x, g).roll(3, -1) - Pictures()(x.roll(3, -1), g)
+        changes.append((change * inside).flatten(1).norm(dim=1))
+        entries.append(2 * int(back.sum()))
+    jacobian = math.sqrt(sum(entries) / 2)
+    expected = (changes[0] + changes[1]) / 2 / (jacobian * x.flatten(1).norm(dim=1))
+    assert found["relative error"].value == pytest.approx(float(expected.mean()))
+    assert jacobian < 0.9 * math.sqrt(2 * 81)
+
+
 def test_an_equivariant_model_has_no_error() -> None:
     model = se.soften(CASES["resnet"].model(), "C4", softness=0.0)
     found = measure(model, CASES["resnet"].input(33), "C4", elements=list(se.C(4).elements()))
@@ -154,6 +177,115 @@ def test_an_equivariant_model_has_no_error() -> None:
     assert found["iErr"].value < 1e-8
     free = measure(CASES["resnet"].model(), CASES["resnet"].input(33), "C4", elements=list(se.C(4).elements()))
     assert free["relative change"].value > 1e-2
+
+
+class InPlace(nn.Module):
+    """Normalises its input in place, as careless models do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = classifier()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.model(x.sub_(0.5).div_(0.2))
+
+
+class OutOfPlace(InPlace):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.model((x - 0.5) / 0.2)
+
+
+def test_a_model_that_writes_into_its_input_gets_a_copy() -> None:
+    x = drawn(4, 2, 9, 9)
+    kept = x.clone()
+    found, expected = (measure(model, x, "SO(2)", se.degrees(30)) for model in (InPlace(), OutOfPlace()))
+    assert torch.equal(x, kept)
+    assert [row.value for row in found.rows] == pytest.approx([row.value for row in expected.rows])
+
+
+def test_answers_of_one_number_a_sample() -> None:
+    class First(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = classifier()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.model(x)[:, 0]
+
+    model, x, g = First(), drawn(4, 2, 9, 9), se.C(4).element(1)
+    found = measure(model, x, "C4", target=Still(), elements=[g])
+    with torch.no_grad():
+        y, moved = model(x), model(Pictures()(x, g))
+    assert found["relative change"].value == pytest.approx(float(((moved - y) / y).abs().mean()))
+
+
+def test_every_sample_has_its_own_elements() -> None:
+    """The figures are those of the drawn elements, sample by sample, and cost as many answers as given ones."""
+    calls: list[int] = []
+
+    class Counting(OutOfPlace):
+        def forward(self, x: Tensor) -> Tensor:
+            calls.append(len(x))
+            return super().forward(x)
+
+    model, x = Counting(), drawn(5, 2, 9, 9)
+    found = measure(model, x, "SO(2)", se.degrees(30), elements=2, jacobians=0, seed=4)
+    assert sum(calls) == 5 + 2 * 5 + 5  # as it is, moved twice, and the Lie derivative
+    generator = torch.Generator().manual_seed(4)
+    changes = []
+    with torch.no_grad():
+        y = model(x)
+        for _ in range(2):
+            for n in range(5):
+                g = se.SO(2).random(generator, se.degrees(30))
+                changes.append(float((model(Pictures()(x[n : n + 1], g))[0] - y[n]).norm() / y[n].norm()))
+    assert found["relative change"].value == pytest.approx(sum(changes) / 10)
+    assert found.elements == 2 and not found.given
+
+
+def test_intervals_speak_of_elements_and_samples() -> None:
+    """||F(gx) - F(x)|| depends on the element alone here: without own elements there would be no spread at all."""
+
+    class Angle(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x[:, 0]
+
+    x = torch.tensor([[[1.0, 0.0]]], dtype=torch.float64).repeat(60, 1, 1)
+    inside, widest = 0, math.radians(30)
+    truth = 4 * (1 - math.cos(widest / 2)) / widest  # the mean of |2 sin(t / 2)| over angles t in the range
+    for seed in range(40):
+        row = measure(
+            Angle(), x, "SO(2)", se.degrees(30), acts=Points(), target=Still(), elements=1, jacobians=0, seed=seed
+        )["relative change"]
+        inside += row.low <= truth <= row.high
+    assert inside >= 34
+
+
+def test_elements_of_a_range_of_a_finite_group_are_drawn_from_it() -> None:
+    from softequiv.measure.elements import drawn as drawn_elements
+
+    draws = drawn_elements(se.C(12), se.degrees(60), 200, torch.Generator().manual_seed(0))
+    assert {round(g.length) for g in draws} == {0, 1, 2} and len({str(g) for g in draws}) == 5
+
+
+def test_one_sample_has_no_interval() -> None:
+    found = measure(classifier(), drawn(1, 2, 9, 9), "C4")
+    assert all(row.interval == "" for row in found.rows) and ".." not in str(found)
+    assert ".." in str(measure(classifier(), drawn(2, 2, 9, 9), "C4"))
+
+
+def test_given_elements_are_called_given() -> None:
+    found = measure(classifier(), drawn(2, 2, 9, 9), "SO(2)", "30deg", elements=[se.SO(2).element(0.2)])
+    assert str(found).startswith("SO(2), within 30deg: 2 samples, 1 elements given, seed 0")
+
+
+def test_data_made_or_measured_in_inference_mode() -> None:
+    model, x = classifier(), drawn(3, 2, 9, 9)
+    expected = measure(model, x, "SO(2)", se.degrees(30))
+    with torch.inference_mode():
+        made = x.clone()
+        inside = measure(model, x, "SO(2)", se.degrees(30))
+    assert len(expected.rows) == 4 and expected == inside == measure(model, made, "SO(2)", se.degrees(30))
 
 
 # --- the Lie derivative ----------------------------------------------------------------------------------------------
@@ -190,6 +322,41 @@ def test_lie_derivative_vanishes_for_an_equivariant_map_of_points() -> None:
 
 def test_a_group_without_lie_generators_has_no_lie_derivative() -> None:
     assert "Lie derivative" not in [row.name for row in measure(classifier(), drawn(2, 2, 9, 9), "D4").rows]
+
+
+@pytest.mark.parametrize("options", [{"acts": Pictures("nearest")}, {"target": Pictures("nearest")}])
+def test_nearest_interpolation_has_no_lie_derivative(options: dict[str, Any]) -> None:
+    found = measure(segmenter(), drawn(2, 2, 9, 9), "SO(2)", se.degrees(30), **options)
+    assert "Lie derivative" not in [row.name for row in found.rows]
+    assert any("nearest interpolation" in note for note in found.notes)
+
+
+def test_the_lie_derivative_of_a_map_is_relative_to_what_stays_inside() -> None:
+    """A map that shifts by a column: only border pixels are left out of numerator and denominator alike."""
+
+    class Shift(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.roll(1, -1)
+
+    x = drawn(2, 2, 9, 9)
+    found = measure(Shift(), x, "SO(2)", se.degrees(30), jacobians=0)
+    g = se.SO(2).element(1e-5)
+    inside = Pictures().valid(x, g) & Pictures().valid(x, g.inverse)
+    defect = lie_derivative(Shift(), x, se.SO(2), Pictures(), Pictures())
+    expected = defect / (x.roll(1, -1) * inside).flatten(1).norm(dim=1)
+    assert found["Lie derivative"].value == pytest.approx(float(expected.mean()))
+
+
+def test_a_model_in_inference_mode_has_no_derivatives() -> None:
+    class Frozen(OutOfPlace):
+        @torch.inference_mode()
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x)
+
+    found = measure(Frozen(), drawn(2, 2, 9, 9), "SO(2)", se.degrees(30))
+    assert {row.name for row in found.rows} == {"iErr", "relative change"}
+    assert any(note.startswith("relative error: not measured") for note in found.notes)
+    assert any(note.startswith("Lie derivative: not measured") for note in found.notes)
 
 
 def test_a_model_without_forward_derivative_says_so() -> None:
@@ -247,6 +414,52 @@ def test_many_outputs_are_probed_and_the_note_says_so() -> None:
     assert "4 random probes" in found.notes[0]
 
 
+def test_a_function_that_cannot_be_swept_at_once_is_taken_row_by_row() -> None:
+    class Square(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            ctx.save_for_backward(x)
+            return x * x
+
+        @staticmethod
+        def backward(ctx: Any, grad: Tensor) -> Tensor:
+            assert grad.sum().item() < math.inf  # vmap cannot look into values
+            return 2 * ctx.saved_tensors[0] * grad
+
+    x = drawn(3, 4)
+    assert torch.allclose(jacobian_norm(Square.apply, x), 2 * x.norm(dim=1))
+
+
+def test_a_jacobian_that_cannot_be_taken_is_noted() -> None:
+    class Checkpointed(OutOfPlace):
+        def forward(self, x: Tensor) -> Tensor:
+            return checkpoint(super().forward, x, use_reentrant=True)
+
+    found = measure(Checkpointed(), drawn(2, 2, 9, 9), "C4")
+    assert [row.name for row in found.rows] == ["iErr", "relative change"]
+    assert "relative error: not measured" in found.notes[0] and "use_reentrant" in found.notes[0]
+
+
+def test_large_answers_take_fewer_probes_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+    pulled_back = jacobian.pulled_back
+
+    def watched(y: Tensor, x: Tensor, rows: Tensor) -> Tensor:
+        sizes.append(rows.numel())
+        return pulled_back(y, x, rows)
+
+    monkeypatch.setattr(jacobian, "pulled_back", watched)
+    monkeypatch.setattr(jacobian, "MOST_ENTRIES", 100)
+    x = drawn(4, 10)
+    assert torch.allclose(jacobian_norm(lambda v: 3 * v, x), torch.tensor(90.0, dtype=torch.float64).sqrt())
+    assert max(sizes) <= 100 and len(sizes) == 5
+
+
+def test_whole_numbers_have_no_jacobian() -> None:
+    with pytest.raises(SoftEquivError, match=r"floating-point inputs; got torch\.int64"):
+        jacobian_norm(lambda v: v, torch.ones(2, 3, dtype=torch.long))
+
+
 # --- intervals -------------------------------------------------------------------------------------------------------
 
 
@@ -257,6 +470,40 @@ def test_intervals_cover_the_truth_as_often_as_they_say() -> None:
         _, low, high = interval(torch.rand(60, generator=generator), resamples=400, seed=trial)
         inside += low <= 0.5 <= high
     assert 0.9 <= inside / 200 <= 0.98
+
+
+def test_a_mean_iou_lies_in_its_interval_though_resamples_miss_classes() -> None:
+    """Six pictures with a class each of their own: most resamples lack one of them."""
+    for seed in range(20):
+        generator = torch.Generator().manual_seed(seed)
+        labels = torch.zeros(6, 8, 8, dtype=torch.long)
+        labels[:, :4] = torch.randint(1, 10, (6, 1, 1), generator=generator)
+        noise = 0.6 * torch.randn(6, 10, 8, 8, generator=generator)
+        scores = nn.functional.one_hot(labels, 10).movedim(-1, 1) + noise
+        value, low, high = interval(overlaps(scores, labels, 255), mean_iou)
+        assert low <= value <= high
+    pair = torch.tensor([[1.0, 0.0, 2.0, 0.0], [0.0, 1.0, 0.0, 2.0]])  # a class in each of two samples, both at 1/2
+    assert interval(pair, mean_iou) == pytest.approx((0.5, 0.5, 0.5))
+
+
+def test_pictures_without_labels_have_no_part_in_the_iou() -> None:
+    x, labels = drawn(3, 2, 9, 9), torch.zeros(3, 9, 9, dtype=torch.long)
+    labels[1:] = 255
+    found = measure(segmenter(), (x, labels), "C4")
+    assert found["mIoU"].n == 1 and found["mIoU"].interval == "" and found["eErr"].n == 3
+
+
+def test_255_is_a_class_where_there_are_more() -> None:
+    torch.manual_seed(0)
+    model, x = nn.Conv2d(2, 300, 1).double(), drawn(2, 2, 6, 6)
+    with torch.no_grad():
+        labels = model(x).argmax(1)
+        model.bias[255] += 100
+    labels[0] = 255
+    found = measure(model, (x, labels), "SO(2)", se.degrees(30))
+    assert found["mIoU"].value > 0  # every pixel is said to be 255, and half of them are
+    with pytest.raises(SoftEquivError, match="ignore_index"):
+        measure(model, (x, torch.full_like(labels, 255)), "C4", ignore_index=255)
 
 
 def test_interval_of_a_mean_is_the_normal_one() -> None:
@@ -377,7 +624,7 @@ def test_a_bar_is_shown_to_who_watches(monkeypatch: pytest.MonkeyPatch, capsys: 
 def test_the_table_names_group_range_samples_and_seed() -> None:
     found = measure(classifier(), drawn(4, 2, 9, 9), "SO(2)", se.degrees(30), seed=3)
     title, header, *rows = str(found).splitlines()
-    assert title == "SO(2), within 30deg: 4 samples, 4 elements drawn, seed 3"
+    assert title == "SO(2), within 30deg: 4 samples, 4 elements drawn for each, seed 3"
     assert [row.split("  ")[0] for row in rows[: len(found.rows)]] == [row.name for row in found.rows]
     starts = {line.index(row.formula) for line, row in zip(rows, found.rows, strict=False)}
     assert len(starts) == 1 and "95% interval" in header
@@ -402,6 +649,20 @@ class Headless(nn.Module):
 class Overflow(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x.mean((-2, -1)) / 0
+
+
+class Raising(nn.Module):
+    def __init__(self, problem: Exception) -> None:
+        super().__init__()
+        self.problem = problem
+
+    def forward(self, x: Tensor) -> Tensor:
+        raise self.problem
+
+
+class Labels(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.flatten(1).argmax(1, keepdim=True)
 
 
 GOOD = (drawn(4, 2, 9, 9), torch.tensor([0, 1, 2, 0]))
@@ -430,6 +691,34 @@ GOOD = (drawn(4, 2, 9, 9), torch.tensor([0, 1, 2, 0]))
         (classifier(), {"images": GOOD[0]}, "C4", {}, "pixel_values.*images"),
         (classifier(), torch.zeros(2, 2, 9, 9, dtype=torch.uint8), "C4", {}, "floating point"),
         (classifier(), GOOD, "C4", {"elements": 0}, "at least one element"),
+        (classifier(), GOOD, "C4", {"elements": 2.5}, "whole number, or a list of elements of C4; got 2.5"),
+        (classifier(), GOOD, "C4", {"elements": se.C(4).element(1)}, "a list of elements of C4"),
+        (
+            classifier(),
+            GOOD,
+            "SO(2)",
+            {"within": se.degrees(30), "elements": [se.SO(2).element(2.0)]},
+            "exp\\(2\\) lies outside the range 30deg",
+        ),
+        (classifier(), GOOD, "SO(2)", {"within": "wide"}, "cannot read the range 'wide'"),
+        (classifier(), GOOD, "SO(2)", {"within": [1]}, "a range is an angle"),
+        (classifier(), GOOD, "C4", {"batch_size": 0}, "batch_size must be a whole number of at least 1; got 0"),
+        (classifier(), GOOD, "C4", {"jacobians": -1}, "jacobians must be"),
+        (classifier(), GOOD, "C4", {"acts": "bicubic"}, "acts must be an action on data"),
+        (classifier(), GOOD, "C4", {"target": "still"}, "target must be an action on data"),
+        (Affine(3, 16), drawn(16, 16), "C4", {}, r"a picture is \(..., H, W\).*got \(16,\)"),
+        (Affine(3, 16), drawn(8, 16), "C4", {"acts": Still(), "target": Pictures()}, r"got \(3,\)"),
+        (segmenter(), (GOOD[0], GOOD[0]), "C4", {}, "labels must be whole numbers"),
+        (classifier(), (GOOD[0], torch.eye(3)[GOOD[1]]), "C4", {}, "take the argmax of one-hot"),
+        (classifier(), DataLoader(TensorDataset(*GOOD, GOOD[1])), "C4", {}, "cannot read a batch"),
+        (classifier(), DataLoader(TensorDataset(GOOD[0], torch.eye(4))), "C4", {}, "labels must be whole numbers"),
+        (classifier(), (GOOD[0], None), "C4", {}, "a batch of Tensor, NoneType"),
+        (segmenter(), (GOOD[0], torch.full((4, 9, 9), 255)), "C4", {}, "every pixel is labelled ignore_index"),
+        (classifier(), GOOD[0] / 0, "C4", {}, "inputs hold NaN or infinity"),
+        (Raising(AssertionError("size 224")), GOOD[0], "C4", {}, "cannot take inputs.*AssertionError: size 224"),
+        (Raising(TypeError("missing y")), GOOD[0], "C4", {}, "cannot take inputs.*TypeError: missing y"),
+        (Labels(), GOOD[0], "C4", {}, "answers must be floating point.*torch.int64"),
+        (nn.Conv2d(2, 2, 1, device="meta"), GOOD[0], "C4", {}, "meta device"),
         (classifier(), GOOD, "C4", {"elements": [se.SO(2).element(1.0)]}, "elements of C4"),
         (Affine(4, 4), drawn(2, 4), "SO(2)", {"acts": Vectors(2 * se.vector(se.SO(2)))}, "target="),
         (len, GOOD, "C4", {}, "must be a torch module"),

@@ -249,6 +249,47 @@ def test_half_precision_outputs_are_summed_in_full() -> None:
     assert figures(metric)["iErr"] == pytest.approx(slow_kl([0, 0], [0, 0.125]), rel=1e-4)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("task", TASKS)
+def test_sums_stay_exact_inside_a_model_of_half_precision(task: str, dtype: torch.dtype) -> None:
+    make, draw, slow = TASKS[task]
+    model = torch.nn.Linear(2, 2)
+    model.metric = make()
+    model.to(dtype)
+    for batch in draw():
+        model.metric.update(*batch)
+    assert figures(model.metric) == pytest.approx(slow(draw()), rel=1e-9)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int64])
+def test_labels_of_any_whole_type_may_have_no_ignored_one(dtype: torch.dtype) -> None:
+    """What leaves the frame is left out even where no label stands for it."""
+    logits, moved, labels, g = segmentation_batches()[0]
+    labels = labels.clamp_max(CLASSES - 1)
+    found, expected = SegmentationMetrics(CLASSES, ignore_index=None), SegmentationMetrics(CLASSES, ignore_index=-100)
+    found.update(logits, moved, labels.to(dtype), g)
+    expected.update(logits, moved, labels, g)
+    assert figures(found) == figures(expected)
+
+
+def test_255_is_a_class_where_there_are_more() -> None:
+    logits, labels = torch.zeros(1, 300, 8, 8), torch.full((1, 8, 8), 255)
+    logits[:, 255] = 1
+    metric = SegmentationMetrics(300)
+    metric.update(logits, logits, labels, se.SO(2).element(0.3))
+    assert figures(metric)["mIoU"] == figures(metric)["aIoU"] == 1
+
+
+def test_metrics_with_other_options_keep_their_own_sums_without_compute_groups() -> None:
+    pair = {name: SegmentationMetrics(CLASSES, pictures=Pictures(name)) for name in ("bilinear", "bicubic")}
+    collection = MetricCollection(pair, compute_groups=False)
+    for logits, moved, labels, g in segmentation_batches():
+        collection.update(logits, moved, labels, g)
+    found = collection.compute()
+    assert found["bilinear_eErr"] != found["bicubic_eErr"]
+    assert "compute_groups=False" in (SegmentationMetrics.__doc__ or "")
+
+
 def test_an_exactly_equivariant_model_has_no_error_whatever_leaves_the_frame() -> None:
     logits = torch.randn(2, CLASSES, 9, 9, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     metric = segmentation_metrics()
@@ -315,6 +356,9 @@ MASK = torch.zeros(1, 4, 4, dtype=torch.long)
         (lambda: segmented(torch.zeros(1, CLASSES, 2, 2), MASK), "resize the scores"),
         (lambda: segmented(torch.zeros(1, 3, 4, 4), MASK), r"scores are \(N, 5, H, W\)"),
         (lambda: segmented(torch.zeros(1, CLASSES, 4, 4), MASK, se.SO(3).element(1, 0, 0)), "does not act"),
+        (lambda: segmented(torch.zeros(1, CLASSES, 4, 4), MASK.float()), "whole numbers; got torch.float32"),
+        (lambda: SegmentationMetrics(0), "at least one class"),
+        (lambda: TrajectoryMetrics().update(*torch.zeros(3, 5, 0, 2), THIRTY), "at least one step"),
         (lambda: TrajectoryMetrics(Points("mean")), "not together"),
         (
             lambda: TrajectoryMetrics().update(

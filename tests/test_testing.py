@@ -156,6 +156,52 @@ def test_a_function_that_is_zero_is_equivariant_and_one_that_vanishes_at_x_alone
     assert equivariance_error(lambda v: v * (v[..., :1] < 0.5), se.C(4), X, X, inputs=x) == float("inf")
 
 
+def test_functions_that_write_into_their_input_get_a_copy() -> None:
+    X = se.vector(se.SO(2))
+    matrix = torch.diag(torch.tensor([1.0, 3.0], dtype=torch.float64))
+    x = torch.ones(1, 2, dtype=torch.float64)
+    in_place = equivariance_error(lambda v: v.copy_(v @ matrix), se.SO(2), X, X, inputs=x)
+    assert in_place == equivariance_error(lambda v: v @ matrix, se.SO(2), X, X, inputs=x) > 0.5
+    assert torch.equal(x, torch.ones(1, 2, dtype=torch.float64))
+    kept = torch.empty(1, 2, dtype=torch.float64)
+
+    def into_one_place(v: Tensor) -> Tensor:
+        return kept.copy_(v @ matrix)
+
+    assert equivariance_error(into_one_place, se.SO(2), X, X, inputs=x) == in_place
+
+
+def test_the_identity_is_no_test() -> None:
+    """Whatever is drawn, it moves something."""
+    x = torch.rand(1, 1, 4, 4, generator=torch.Generator().manual_seed(0))
+    for seed in range(8):
+        generator = torch.Generator().manual_seed(seed)
+        with pytest.raises(AssertionError):
+            assert_equivariant(
+                lambda p: p.cumsum(-1), "Reflection", Pictures(), Pictures(), inputs=x, elements=1, generator=generator
+            )
+    with pytest.raises(se.SoftEquivError, match="C1 moves nothing"):
+        assert_equivariant(lambda p: p, se.C(1), Pictures(), Pictures(), inputs=x)
+
+
+def test_maps_are_compared_to_what_stays_inside_the_frame() -> None:
+    x, g = torch.rand(1, 1, 9, 9, generator=torch.Generator().manual_seed(0), dtype=torch.float64), se.C(8).element(1)
+    found = equivariance_error(lambda p: p.roll(3, -1), "C8", Pictures(), Pictures(), inputs=x, within=1)
+    errors = []
+    for move in (g, g.inverse):
+        inside = Pictures().valid(x, move)
+        expected = Pictures()(x.roll(3, -1), move)
+        errors.append(((Pictures()(x, move).roll(3, -1) - expected) * inside).norm() / (expected * inside).norm())
+    assert found == pytest.approx(float(max(errors)))
+    with pytest.raises(se.SoftEquivError, match="stays inside the frame"):
+        equivariance_error(lambda p: p, "SO(2)", Pictures(), Pictures(), inputs=x[..., :2, :2])
+
+
+def test_groups_and_ranges_by_name() -> None:
+    X = se.vector(se.SO(2))
+    assert_equivariant(nn.Identity(), "SO(2)", X, X, within="30deg")
+
+
 X2 = se.vector(se.SO(2))
 
 
@@ -164,7 +210,13 @@ X2 = se.vector(se.SO(2))
     [
         (lambda x: x, Pictures(), X2, {}, "give samples as inputs="),
         (lambda x: (x,), X2, X2, {}, "got tuple: wrap it"),
-        (lambda x: x / 0, X2, X2, {}, "NaN or infinity"),
+        (lambda x: x / 0, X2, X2, {}, "answers hold NaN or infinity"),
+        (lambda x: x, X2, X2, {"inputs": torch.full((1, 2), torch.nan)}, "inputs hold NaN or infinity"),
+        (lambda x: 1j * x, X2, X2, {}, "real numbers; got torch.complex128"),
+        (lambda x: x.sum(), X2, Still(), {}, "the first axis must be the samples'"),
+        (lambda x: x, X2, "still", {}, "by an action such as Pictures"),
+        (lambda x: x, X2, X2, {"elements": 2.5}, "at least one of elements"),
+        (lambda x: x, Pictures(), Pictures(), {"inputs": torch.ones(4, 4)}, "got \\(4,\\)"),
         (lambda x: x, X2, X2, {"samples": 0}, "at least one of samples"),
         (lambda x: x, X2, X2, {"elements": 0}, "at least one of elements"),
         (lambda x: x, X2, X2, {"dtype": torch.int32}, "got torch.int32"),

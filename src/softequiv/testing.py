@@ -12,8 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from softequiv.actions import Acts, Vectors
+from softequiv.adapt.plan import as_group
 from softequiv.errors import SoftEquivError
 from softequiv.groups import Element, Group
+from softequiv.measure.elements import as_range, drawn_moves
+from softequiv.measure.frame import inside, norms
+from softequiv.measure.functional import check_finite
 from softequiv.reps import Rep
 
 # Relative errors that rounding alone may cause in a network of usual depth, and that a broken symmetry exceeds by far.
@@ -27,25 +31,26 @@ TOLERANCE: dict[torch.dtype, float] = {
 
 def equivariance_error(
     fn: Callable[[Tensor], Tensor],
-    group: Group,
+    group: Group | str,
     rep_in: Rep | Acts,
     rep_out: Rep | Acts,
     *,
     inputs: Tensor | None = None,
     samples: int = 8,
     elements: int = 16,
-    within: float | None = None,
+    within: float | str | None = None,
     dtype: torch.dtype | None = None,
     generator: torch.Generator | None = None,
 ) -> float:
     """The largest ||f(g x) - g f(x)|| / ||f(x)|| over drawn samples x and group elements g.
 
     A representation acts by rho(g) on the trailing axes (N, ..., *rep.shape) of what `fn` takes and gives; any action
-    on data, such as `Pictures()`, does as well, and then only its valid entries are compared.
+    on data, such as `Pictures()`, does as well; where entries leave its frame, both norms are over the valid ones.
 
     Args:
         inputs: the samples themselves, (N, ...); without them they are `samples` standard normal vectors of `rep_in`.
-        elements: how many group elements are drawn; a finite group with no more than that is tried whole.
+        elements: how many group elements other than the identity are drawn; a finite group with no more than that is
+            tried whole.
         within: draw elements of at most this path length or angle, such as `degrees(30)`.
         dtype: what `fn` computes in; without it that of a module's first parameter, of the inputs, or float64.
         generator: source of samples and elements; without it the same ones are drawn at every call.
@@ -61,7 +66,7 @@ def equivariance_error(
 
 def assert_equivariant(
     fn: Callable[[Tensor], Tensor],
-    group: Group,
+    group: Group | str,
     rep_in: Rep | Acts,
     rep_out: Rep | Acts,
     *,
@@ -69,7 +74,7 @@ def assert_equivariant(
     inputs: Tensor | None = None,
     samples: int = 8,
     elements: int = 16,
-    within: float | None = None,
+    within: float | str | None = None,
     dtype: torch.dtype | None = None,
     generator: torch.Generator | None = None,
 ) -> None:
@@ -90,25 +95,28 @@ def assert_equivariant(
 
 def _worst(
     fn: Callable[[Tensor], Tensor],
-    group: Group,
+    group: Group | str,
     rep_in: Rep | Acts,
     rep_out: Rep | Acts,
     inputs: Tensor | None,
     samples: int,
     elements: int,
-    within: float | None,
+    within: float | str | None,
     dtype: torch.dtype | None,
     generator: torch.Generator | None,
 ) -> tuple[float, Element, torch.dtype]:
     """The largest error, the element at which it occurs, and the dtype it was measured in."""
     generator = generator or torch.Generator().manual_seed(0)
-    before, after = (Vectors(space) if isinstance(space, Rep) else space for space in (rep_in, rep_out))
+    group = as_group(group)
+    before, after = (_as_action(space) for space in (rep_in, rep_out))
     device, own = _home(fn)
     if inputs is None:
         if not isinstance(rep_in, Rep):
             raise SoftEquivError(f"{rep_in} does not say how large its data are; give samples as inputs=")
         inputs = torch.randn(_positive(samples, "samples"), *rep_in.shape, dtype=torch.float64, generator=generator)
         dtype = dtype or own or torch.float64
+    elif not isinstance(inputs, Tensor) or inputs.is_complex():
+        raise SoftEquivError(f"inputs must be a real tensor (N, ...); got {getattr(inputs, 'dtype', type(inputs))}")
     elif inputs.numel() == 0:
         raise SoftEquivError(f"there is nothing to test on: inputs are of shape {tuple(inputs.shape)}")
     else:
@@ -118,44 +126,53 @@ def _worst(
     # x is rounded first, so that both f(x) and f(g x) start from one x
     device = device or inputs.device
     x = inputs.detach().cpu().to(dtype).double() if inputs.is_floating_point() else inputs.detach().cpu()
+    check_finite(x, "inputs", "look for broken samples")
+    moves = _moves(group, _positive(elements, "elements"), as_range(group, within), generator)
 
     def answer(data: Tensor) -> Tensor:
-        given = data.to(device, dtype) if data.is_floating_point() else data.to(device)
-        found = fn(given)
+        found = fn(data.to(device, dtype if data.is_floating_point() else data.dtype, copy=True))
         if not isinstance(found, Tensor):
             raise SoftEquivError(
                 f"the function must give a tensor; got {type(found).__name__}: wrap it, for "
                 "instance as lambda x: model(x).logits"
             )
-        if not bool(torch.isfinite(found).all()):
-            raise SoftEquivError("the function gave NaN or infinity, of which no error can be measured")
-        return found.cpu().double()
+        if found.is_complex():
+            raise SoftEquivError(f"the function must give real numbers; got {found.dtype}: view them as real first")
+        if found.shape[:1] != data.shape[:1]:
+            raise SoftEquivError(
+                f"{len(data)} samples gave an answer of shape {tuple(found.shape)}; the first axis must be the samples'"
+            )
+        check_finite(found, "the function's answers", "look for overflow")
+        return found.to("cpu", torch.float64, copy=True)
 
     with torch.no_grad(), _evaluating(fn):
-        before.check(group, x)
+        before.check(group, x[0])
         y = answer(x)
-        errors = [
-            (_relative(answer(before(x, g)), after(y, g), y, after.valid(y, g)), g)
-            for g in _elements(group, _positive(elements, "elements"), within, generator)
-        ]
+        after.check(group, y[0])
+        errors = [(_relative(answer(before(x, g)), after(y, g), y, inside(after, y, g)), g) for g in moves]
     error, worst = max(errors, key=lambda pair: pair[0])
     return error, worst, dtype
 
 
 def _relative(found: Tensor, expected: Tensor, y: Tensor, valid: Tensor | None) -> float:
-    """max over samples of ||found - expected|| over valid entries, / ||y||; 0 where found and expected are alike."""
+    """max over samples of ||found - expected|| / ||y||; / ||expected|| with both over the valid entries; 0 / 0 = 0."""
     if found.shape != expected.shape:
         raise SoftEquivError(f"f(x) is of shape {tuple(expected.shape)}, f(g x) of {tuple(found.shape)}")
-    difference = found - expected if valid is None else (found - expected) * valid
-    moved, size = (z.reshape(len(z), -1).norm(dim=1) for z in (difference, y))
+    moved, size = norms(found - expected, valid), norms(y if valid is None else expected, valid)
     return float(torch.where(moved > 0, moved / size, 0.0).max())
 
 
-def _elements(group: Group, count: int, within: float | None, generator: torch.Generator) -> list[Element]:
-    if group.order <= count:
+def _moves(group: Group, count: int, within: float | None, generator: torch.Generator) -> list[Element]:
+    if 1 < group.order <= count:
         reach = group.covering_radius if within is None else group.reach(within)
-        return [g for g in group.elements() if g.length <= reach + 1e-9]
-    return [group.random(generator, within) for _ in range(count)]
+        return [g for g in group.elements() if 0 < g.length <= reach + 1e-9]
+    return drawn_moves(group, within, count, generator)
+
+
+def _as_action(space: Rep | Acts) -> Acts:
+    if not isinstance(space, (Rep, Acts)):
+        raise SoftEquivError(f"data move by a representation, or by an action such as Pictures(); got {space!r}")
+    return Vectors(space) if isinstance(space, Rep) else space
 
 
 def _home(fn: object) -> tuple[torch.device | None, torch.dtype | None]:
@@ -179,6 +196,6 @@ def _evaluating(fn: object) -> Iterator[None]:
 
 
 def _positive(count: int, what: str) -> int:
-    if count < 1:
+    if not isinstance(count, int) or count < 1:
         raise SoftEquivError(f"at least one of {what} is needed; got {count}")
     return count

@@ -60,7 +60,7 @@ class Points(Acts):
     centre: Centre | tuple[float, ...] = "origin"
 
     def __post_init__(self) -> None:
-        if isinstance(self.centre, str) and self.centre not in get_args(Centre):
+        if not (_is_point(self.centre) or self.centre in get_args(Centre)):
             raise SoftEquivError(
                 f"unknown centre {self.centre!r}; choose 'origin', 'mean', or the coordinates of a point"
             )
@@ -85,6 +85,10 @@ class Points(Acts):
         wide = x.to(working_dtype(x.dtype))
         centre = wide.mean(-2, keepdim=True) if self.centre == "mean" else wide.new_tensor(self.centre)
         return (centre + _times(g.matrix, wide - centre)).to(x.dtype)
+
+
+def _is_point(value: object) -> bool:
+    return isinstance(value, (tuple, list)) and all(isinstance(part, (int, float)) for part in value)
 
 
 def _check_floating(x: Tensor, what: str) -> None:

@@ -55,8 +55,8 @@ class Pictures(Acts):
         ):
             if value not in known:
                 raise SoftEquivError(f"unknown {what} {value!r}; choose one of {', '.join(known)}")
-        if not math.isfinite(self.fill):
-            raise SoftEquivError(f"what lies outside a picture must be a finite number; got fill={self.fill}")
+        if not isinstance(self.fill, (int, float)) or not math.isfinite(self.fill):
+            raise SoftEquivError(f"what lies outside a picture must be a finite number; got fill={self.fill!r}")
         if self.fill and self.padding != "zeros":
             raise SoftEquivError(f"padding={self.padding!r} leaves nothing to fill with {self.fill}; use 'zeros'")
 
@@ -73,7 +73,7 @@ class Pictures(Acts):
             raise RepresentationError(
                 f"{group} does not act on pictures; SO(2), O(2), C(n), D(n), Reflection and Shifts(H, W) do"
             )
-        if group in (C(4), D(4)):
+        if isinstance(group, (C, D)) and group.n % 4 == 0:  # some of its elements are quarter turns
             _check_square(size)
         if not _moves_pixels_to_pixels(group):
             self._check_readable(x)
@@ -115,15 +115,24 @@ class Pictures(Acts):
         # grid_sample has the frame from -1 to 1 along each axis, rows downwards
         scale = torch.tensor([2 / width, -2 / height], dtype=torch.float64)
         places = (_sources(g, height, width) * scale).to(x.device, dtype)
-        batch = x.reshape(math.prod(lead[:1]), math.prod(lead[1:]), height, width).to(dtype) - self.fill
-        moved = functional.grid_sample(
-            batch,
-            places.expand(len(batch), -1, -1, -1),
-            mode=self.interpolation,
-            padding_mode=self.padding,
-            align_corners=False,
-        )
-        return (moved + self.fill).reshape(x.shape).to(x.dtype)
+
+        def sampled(batch: Tensor) -> Tensor:
+            return functional.grid_sample(
+                batch,
+                places.expand(len(batch), -1, -1, -1),
+                mode=self.interpolation,
+                padding_mode=self.padding,
+                align_corners=False,
+            )
+
+        moved = sampled(x.reshape(math.prod(lead[:1]), math.prod(lead[1:]), height, width).to(dtype))
+        if self.fill:
+            outside = 1 - sampled(moved.new_ones(1, 1, height, width))
+            inside = self.valid(x, g)
+            if inside is not None and self.interpolation != "nearest":  # weights sum to 1 up to rounding only
+                outside = outside.masked_fill(inside, 0.0)
+            moved = moved + self.fill * outside
+        return moved.reshape(x.shape).to(x.dtype)
 
 
 def _moves_pixels_to_pixels(group: Group) -> bool:
@@ -149,7 +158,7 @@ def _check_square(size: tuple[int, ...]) -> None:
     if size[0] != size[1]:
         raise RepresentationError(
             f"a quarter turn of a picture of {size[0]} x {size[1]} pixels has another shape: pad or crop it to a "
-            "square, or keep to smaller angles"
+            "square, or keep to smaller angles of SO(2)"
         )
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from softequiv.actions.base import Acts
 from softequiv.actions.pictures import Interpolation, Padding, Pictures
-from softequiv.errors import RepresentationError
+from softequiv.errors import RepresentationError, SoftEquivError
 from softequiv.groups import Element, Group
 
 
@@ -28,6 +28,13 @@ class Tokens(Acts):
     extra: int = 0
     interpolation: Interpolation = "bicubic"
     padding: Padding = "zeros"
+
+    def __post_init__(self) -> None:
+        if min(self.height, self.width) < 1 or self.extra < 0:
+            raise SoftEquivError(
+                f"tokens are a grid of at least 1 x 1 patches behind 0 or more extra ones; got {self.height} x "
+                f"{self.width} behind {self.extra}"
+            )
 
     @property
     def _pictures(self) -> Pictures:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from softequiv.errors import SoftEquivError
+from softequiv.measure.functional import check_finite
 
 
 @contextmanager
@@ -19,10 +20,12 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     """The model in eval mode without gradients; every module's own mode is restored afterwards."""
     if not isinstance(model, nn.Module):
         raise SoftEquivError(f"model must be a torch module; got {type(model).__name__}: wrap a function in one")
+    if any(tensor.is_meta for tensor in model.parameters()):
+        raise SoftEquivError("the model is on the meta device, where weights have no values; load them first")
     modes = [(module, module.training) for module in model.modules()]
     try:
         model.eval()
-        with torch.no_grad():
+        with torch.inference_mode(False), torch.no_grad():  # derivatives are asked for below
             yield
     finally:
         for module, training in modes:
@@ -30,9 +33,11 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def at_home(model: nn.Module, x: Tensor) -> Tensor:
-    """The input on the model's device and in its precision."""
+    """A copy of the input on the model's device and in its precision; NaN and infinity are refused."""
     own = next((tensor for tensor in [*model.parameters(), *model.buffers()] if tensor.is_floating_point()), x)
-    return x.to(own.device, own.dtype)
+    found = x.to(own.device, own.dtype, copy=True)  # a tensor made in inference mode has no derivatives
+    check_finite(found, "inputs", "look for broken samples")
+    return found
 
 
 def tensor_of(result: Any) -> Tensor:
@@ -50,16 +55,18 @@ def tensor_of(result: Any) -> Tensor:
 
 
 def asked(model: nn.Module, x: Tensor) -> Tensor:
-    """F(x), (N, ...)."""
+    """F(x), (N, ...), of a copy of x, as the first layer may write into it."""
     try:
-        y = tensor_of(model(x))
+        y = tensor_of(model(x.clone()))
     except (SoftEquivError, torch.OutOfMemoryError):
         raise
-    except (RuntimeError, ValueError) as problem:
+    except (RuntimeError, ValueError, TypeError, AssertionError, LookupError) as problem:
         raise SoftEquivError(
             f"the model cannot take inputs of shape {tuple(x.shape)}; give them the size that it was made for "
             f"({type(problem).__name__}: {problem})"
         ) from problem
+    if not y.is_floating_point():
+        raise SoftEquivError(f"answers must be floating point, such as class scores; the model gave {y.dtype}")
     if y.shape[:1] != x.shape[:1]:
         raise SoftEquivError(
             f"{len(x)} samples gave an answer of shape {tuple(y.shape)}; the first axis must be the samples'"

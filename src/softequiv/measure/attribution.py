@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from softequiv.actions import Acts, Pictures, Still
 from softequiv.adapt.bake import bake
+from softequiv.adapt.find import Setting, Skipped, find
 from softequiv.adapt.geometry import uneven_layers
 from softequiv.adapt.plan import as_group
 from softequiv.errors import SoftEquivError
@@ -26,10 +27,11 @@ from softequiv.groups import Element, Group
 from softequiv.measure.answers import asked, at_home, evaluating
 from softequiv.measure.causes import RESAMPLING, UNKNOWN, Cause, Circumstances, causes, common_name
 from softequiv.measure.cuts import MOST_CUTS, Cut, features_of, find_cuts, replaced
-from softequiv.measure.data import batches, count
-from softequiv.measure.elements import Elements, drawn_moves
+from softequiv.measure.data import batches, check_count, count
+from softequiv.measure.elements import Elements, as_range, drawn_moves
+from softequiv.measure.frame import inside
 from softequiv.measure.functional import check_finite
-from softequiv.measure.measurement import aligned, default_target
+from softequiv.measure.measurement import aligned, check_actions, default_target
 from softequiv.measure.plots import share_bars
 from softequiv.measure.progress import progress
 from softequiv.nn import soft_weights
@@ -68,7 +70,7 @@ class Attribution:
     within: float | None
     samples: int
     seed: int
-    error: float  # rms ||F(gx) - gF(x)|| / rms ||F(x)||
+    error: float  # rms ||F(gx) - gF(x)|| / rms ||F(x)||, of maps inside the frame under g and its inverse
     rounding: float  # errors below this are none
     resampling: float  # rms ||F(g^-1 g x) - F(x)|| relative to the error: what interpolation there and back does
     names: tuple[str, ...]
@@ -184,7 +186,7 @@ def attribute(
     model: nn.Module,
     data: Any,
     group: Group | str,
-    within: float | None = None,
+    within: float | str | None = None,
     *,
     acts: Pictures = Pictures(),  # noqa: B008  (frozen)
     target: Acts | None = None,
@@ -205,10 +207,12 @@ def attribute(
     ('1', 1.0)
     """
     group = as_group(group)
-    if within is not None:
-        group.reach(within)
+    within = as_range(group, within)
     if not isinstance(acts, Pictures):
         raise SoftEquivError(f"attribution follows pictures through a network; got acts={acts}")
+    check_actions(acts, target)
+    check_count("batch_size", batch_size)
+    check_count("most", most)
     generator = torch.Generator().manual_seed(seed)
     samples, moves, answers, round_trips = 0, 0, 0.0, 0.0
     seen: dict[str, Element] = {}
@@ -218,7 +222,7 @@ def attribute(
         if first is None:
             raise SoftEquivError("there is nothing to attribute: the data is empty")
         example = at_home(model, first.inputs)
-        acts.check(group, example)
+        acts.check(group, example[0])
         check_finite(asked(model, example), "the model's answers")
         cuts, behind = find_cuts(model, example, group, acts, most)
         gram = torch.zeros(len(cuts) + 1, len(cuts) + 1, dtype=torch.float64)
@@ -226,22 +230,22 @@ def attribute(
             x = at_home(model, batch.inputs)
             y = asked(model, x)
             to = target or default_target(acts, y)
-            to.check(group, y)
+            to.check(group, y[0])
             for g in drawn_moves(group, within, elements, generator):
                 steps = telescope(model, x, g, cuts, acts, to)
                 check_finite(steps, "answers to moved features")
-                inside = to.valid(y, g)
-                parts = (steps[:-1] - steps[1:]) * (1 if inside is None else inside)
-                flat = parts.flatten(1).double()
-                gram += (flat @ flat.T).cpu()
                 back = asked(model, acts(acts(x, g), g.inverse))
-                answers += float(y.double().square().sum())
-                round_trips += float((back - y).double().square().sum())
+                kept = inside(to, y, g, g.inverse)
+                weight = 1 if kept is None else kept
+                flat = ((steps[:-1] - steps[1:]) * weight).flatten(1).double()
+                gram += (flat @ flat.T).cpu()
+                answers += float(((y if kept is None else steps[-1]) * weight).double().square().sum())
+                round_trips += float(((back - y) * weight).double().square().sum())
                 seen.setdefault(str(g), g)
                 moves += len(x)
             samples += len(x)
     whole = float(gram.sum())
-    blamed, note = explained(model, example[:1], cuts, behind, list(seen.values()), acts)
+    blamed, note = explained(model, example[:1], cuts, behind, list(seen.values()), acts, len(cuts) >= most)
     return Attribution(
         group=group,
         within=within,
@@ -258,19 +262,35 @@ def attribute(
 
 
 def explained(
-    model: nn.Module, x: Tensor, cuts: Sequence[Cut], behind: Sequence[str], elements: Sequence[Element], acts: Pictures
+    model: nn.Module,
+    x: Tensor,
+    cuts: Sequence[Cut],
+    behind: Sequence[str],
+    elements: Sequence[Element],
+    acts: Pictures,
+    dropped: bool,
 ) -> tuple[tuple[tuple[Cause, ...], ...], str]:
     """The causes in each part, and what could not be checked."""
-    plain = bake(model, copy=True) if any(True for _ in soft_weights(model)) else model
+    soft = frozenset(weight.name for weight in soft_weights(model))
+    plain = bake(model, copy=True) if soft else model
     uneven, stopped = uneven_layers(plain, tuple(x.shape), x.dtype)
     resamples = any(acts.valid(x, g) is not None for g in elements)
-    tried = Circumstances(tuple(elements[:MOST_TRIED]), resamples, tuple(uneven))
+    fixed = cannot_be_softened(plain, elements[0].group)
+    tried = Circumstances(tuple(elements[:MOST_TRIED]), resamples, tuple(uneven), soft, fixed, dropped)
     entering = [acts, *(cut.acts for cut in cuts)]
     found = [
         () if isinstance(before, Still) else causes(plain, contents, tried)  # what stands still cannot be broken
         for before, contents in zip(entering, [*(cut.contents for cut in cuts), behind], strict=True)
     ]
     return tuple(found), f"strides and padding not checked to the end: {stopped.splitlines()[0]}" if stopped else ""
+
+
+def cannot_be_softened(model: nn.Module, group: Group) -> dict[str, str]:
+    """Weights that `soften` leaves alone, and why; all of them where it refuses the model."""
+    try:
+        return {weight.name: weight.reason for weight in find(model, Setting(group)) if isinstance(weight, Skipped)}
+    except SoftEquivError as refusal:
+        return {name: str(refusal) for name, _ in model.named_parameters()}
 
 
 def unique(names: Sequence[str]) -> tuple[str, ...]:

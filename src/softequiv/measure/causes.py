@@ -5,7 +5,7 @@ A weight is to blame only where the group really moves it: a filtered kernel und
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -36,29 +36,47 @@ class Cause:
 
 RESAMPLING = Cause(
     "interpolation",
-    "interpolation of the input itself",
-    "turn by quarters or flip, which need none, use larger pictures, or Pictures(padding='reflection')",
+    "interpolation of the input, and what leaves its frame",
+    "turn by quarters or flip, which lose nothing; or mask the data to the inscribed disc, continue its border with "
+    "Pictures(padding='border'), or take a smaller range",
 )
 MIXING = Cause(
     "interpolation",
-    "features between pixels, which interpolation only guesses",
-    "low-pass the features, or keep the maps larger",
+    "features between pixels and beyond the border, which can only be guessed",
+    "low-pass the features, keep the maps larger, or leave their border out",
 )
-UNKNOWN = Cause("", "no known cause", "look inside with more cuts: attribute(most=...)")
+UNKNOWN = Cause("", "no known cause", "try what runs there step by step")
+HIDDEN = Cause("", "no known cause", "look inside with more cuts: attribute(most=...)")
 
 
 @dataclass(frozen=True)
 class Circumstances:
-    """What the network was tried on: elements, whether they resample pictures, and windows that lie lopsided."""
+    """What the network was tried on: elements, whether they resample pictures, and windows that lie lopsided.
+
+    `soft` are the names of weights that are soft already, `fixed` those that `soften` leaves alone with its reasons,
+    and `dropped` says whether there are more cuts than were used.
+    """
 
     elements: tuple[Element, ...]
     resamples: bool
     uneven: tuple[Uneven, ...]
+    soft: frozenset[str]
+    fixed: Mapping[str, str]
+    dropped: bool
 
     @property
     def shifts(self) -> bool:
         """Whether the moves are shifts, with which every kernel commutes."""
         return isinstance(self.elements[0].group, Shifts)
+
+    def remedy(self, name: str) -> str:
+        """What to do about a weight that the group moves."""
+        if name in self.soft:
+            return f"filter it more: set_softness(model, ..., only=[{name!r}])"
+        if name in self.fixed:
+            return f"soften cannot filter it as it is: {self.fixed[name]}"
+        first = "bake the model, then " if self.soft else ""
+        return f"filter it: {first}soften(model, {str(self.elements[0].group)!r}, softness=..., only=[{name!r}])"
 
 
 def causes(model: nn.Module, contents: Sequence[str], tried: Circumstances) -> tuple[Cause, ...]:
@@ -70,7 +88,7 @@ def causes(model: nn.Module, contents: Sequence[str], tried: Circumstances) -> t
         if u.name in contents
     ]
     found += [cause for name in contents for cause in in_windows(name, submodule(model, name), tried)]
-    return tuple(found) or ((MIXING,) if tried.resamples else (UNKNOWN,))
+    return tuple(found) or ((MIXING,) if tried.resamples else (HIDDEN,) if tried.dropped else (UNKNOWN,))
 
 
 def submodule(model: nn.Module, name: str) -> nn.Module | None:
@@ -83,7 +101,6 @@ def submodule(model: nn.Module, name: str) -> nn.Module | None:
 
 def in_weights(model: nn.Module, name: str, tried: Circumstances) -> Iterator[Cause]:
     """Weights of a module, or a single parameter, that the group moves."""
-    group = tried.elements[0].group
     for kind, full, weight in weights_on_grids(model, name):
         if kind != "position embedding" and tried.shifts:
             continue
@@ -92,7 +109,7 @@ def in_weights(model: nn.Module, name: str, tried: Circumstances) -> Iterator[Ca
             yield Cause(
                 kind,
                 f"{kind} {full}, which the group moves by {100 * share:.0f}% of its size",
-                f"filter it: soften(model, {str(group)!r}, softness=..., only=[{full!r}])",
+                tried.remedy(full),
             )
 
 
@@ -142,9 +159,19 @@ def in_windows(name: str, module: nn.Module | None, tried: Circumstances) -> Ite
             remedy = "low-pass before it, or use a smaller stride"
             yield Cause("stride", f"stride of {name}, which misses what lies between", remedy)
         padded = window.padding == "same" or (window.padding != "valid" and pair(window.padding) > 0)
-        if padded and getattr(window, "padding_mode", "zeros") != "circular":
-            remedy = "pad circularly" if tried.shifts else "pad by reflection, or leave the border out"
-            yield Cause("padding", f"padding of {name}, which marks the border", remedy)
+        mode = padding_of(window) if padded else "circular"
+        if tried.shifts and mode != "circular":
+            yield Cause("padding", f"padding of {name}, which marks the border", "pad circularly")
+        elif not tried.shifts and mode == "zeros":
+            remedy = "pad by reflection, or leave the border out"
+            yield Cause("padding", f"zero padding of {name}, which marks the border", remedy)
+
+
+def padding_of(window: Any) -> str:
+    """What a window reads beyond the border; a maximum, or a mean over what there is, reads nothing there."""
+    if isinstance(window, nn.Conv2d):
+        return window.padding_mode
+    return "zeros" if getattr(window, "count_include_pad", False) else "nothing"
 
 
 def common_name(contents: Sequence[str]) -> str:

@@ -21,10 +21,12 @@ from softequiv.adapt.find import MOST_PREFIX_TOKENS, square_grid
 from softequiv.errors import SoftEquivError
 from softequiv.groups import Group
 from softequiv.measure.answers import asked
+from softequiv.measure.functional import check_finite
 from softequiv.measure.progress import progress
 
 MOST_CUTS = 40
 IDLE = (nn.Identity, nn.Dropout, nn.Dropout2d)  # in eval mode
+MAP_LAYERS = (nn.Conv2d, nn.ConvTranspose2d, nn.BatchNorm2d, nn.GroupNorm, nn.MaxPool2d, nn.AvgPool2d)  # (N, C, H, W)
 SAME = 1e-4  # two answers are one when they differ by less, relative to how far the answers to two inputs are apart
 
 
@@ -148,6 +150,11 @@ def outer_parameters(model: nn.Module) -> dict[int, str]:
     return found
 
 
+def is_cube(h: Tensor) -> bool:
+    """Whether a map's shape (N, n, n, n) does not tell if channels are first or last."""
+    return h.ndim == 4 and h.shape[1] == h.shape[2] == h.shape[3]
+
+
 class Grids:
     """How the group moves features of each shape: maps as pictures, tokens as the grid last seen, vectors not."""
 
@@ -156,11 +163,12 @@ class Grids:
         # no layer makes zeros of what lies outside; continued, the border is left alone by affine pointwise layers
         self.pictures = Pictures(acts.interpolation, "border")
         self.square = x.shape[-1] == x.shape[-2]
-        self.side: int | None = None
+        self.side = x.shape[-1]
 
-    def acts_on(self, h: Tensor) -> Acts | None:
-        """The action, or None where it cannot be told, or the group does not act on such features."""
-        acts = self.by_shape(h)
+    def acts_on(self, h: Tensor, module: nn.Module) -> Acts | None:
+        """The action, or None where it cannot be told, or the group does not act on such features of the module."""
+        told = any(isinstance(part, MAP_LAYERS) for part in module.modules())
+        acts = None if is_cube(h) and not told else self.by_shape(h)
         try:
             if acts is not None:
                 acts.check(self.group, h)
@@ -175,15 +183,17 @@ class Grids:
         if h.ndim == 2 or h[0, 0].numel() == 1 or (h.ndim == 3 and h.shape[1] == 1):
             return Still()
         if h.ndim == 3:
-            return self.tokens(h.shape[1]) if self.square else None
+            return self.tokens(*h.shape[1:]) if self.square else None
         if self.square and h.shape[-1] != h.shape[-2]:
             return None  # channels last, or a strip
         self.side = h.shape[-1]
         return self.pictures
 
-    def tokens(self, count: int) -> Acts | None:
-        """Tokens on the grid last seen, or else on the one with fewest extra tokens."""
-        if self.side is not None and 0 <= count - self.side**2 <= MOST_PREFIX_TOKENS:
+    def tokens(self, count: int, width: int) -> Acts | None:
+        """Tokens on the grid last seen, or else on the one with fewest extra tokens; None for flat maps (C, H * W)."""
+        if width == self.side**2:
+            return None
+        if 0 <= count - self.side**2 <= MOST_PREFIX_TOKENS:
             return Tokens(self.side, self.side, count - self.side**2, self.pictures.interpolation, "border")
         found = square_grid(count)
         if found is None:
@@ -223,6 +233,7 @@ def find_cuts(
         asked(model, pair)
     with watched(modules, recording.note), recording:  # one sample, as below: kernels may round by batch size
         answer = asked(model, pair[:1])
+    check_finite(answer, "the model's answers to noise")
     apart = float((answer - asked(model, there)).abs().max())
     if not apart > 0:
         raise SoftEquivError("the model answers every input alike, so there is nothing to attribute; check its weights")
@@ -235,7 +246,7 @@ def find_cuts(
     grids = Grids(group, acts, pair)
     found: list[tuple[str, Acts]] = []
     for name, value in progress(candidates, "finding cuts", len(candidates)):
-        moves = grids.acts_on(shapes.features[name][1])
+        moves = grids.acts_on(shapes.features[name][1], modules[name])
         if moves is not None and decides(model, modules[name], value, there, answer, SAME * apart):
             found.append((name, moves))
     if len(found) > most:

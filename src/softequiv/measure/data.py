@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from softequiv.errors import SoftEquivError
@@ -33,7 +34,10 @@ class Batch:
             raise SoftEquivError(f"a batch has a row for each sample; got inputs of shape {tuple(self.inputs.shape)}")
         if self.labels is not None:
             if self.labels.is_floating_point() or self.labels.is_complex():
-                raise SoftEquivError(f"labels must be whole numbers, one class each; got {self.labels.dtype}")
+                raise SoftEquivError(
+                    f"labels must be whole numbers, one class each; got {self.labels.dtype}: take the argmax of "
+                    "one-hot labels, and leave out targets that are no classes"
+                )
             if self.labels.shape[:1] != self.inputs.shape[:1]:
                 raise SoftEquivError(
                     f"{len(self.inputs)} inputs came with labels of shape {tuple(self.labels.shape)}; "
@@ -59,12 +63,32 @@ def as_batch(item: Any) -> Batch | None:
                 f"{', '.join(map(str, item)) or 'nothing'}"
             )
         return Batch(inputs, labels)
-    if isinstance(item, (tuple, list)) and item and all(isinstance(part, Tensor) for part in item):
-        if len(item) == 1:
-            return Batch(item[0])
-        if len(item) == 2 and not item[1].is_floating_point():
-            return Batch(item[0], item[1])
+    if isinstance(item, (tuple, list)) and len(item) in (1, 2) and all(isinstance(part, Tensor) for part in item):
+        return Batch(*item)
     return None
+
+
+def as_whole(data: Any) -> Batch | None:
+    """All data as one batch; None for a loader, such as a list of floating tensors. A tuple is no loader."""
+    if isinstance(data, list) and len(data) > 1 and all(torch.is_tensor(x) and x.is_floating_point() for x in data):
+        return None
+    whole = as_batch(data)
+    if whole is None and isinstance(data, tuple):
+        raise unreadable(data)
+    return whole
+
+
+def unreadable(item: Any) -> SoftEquivError:
+    """What to say of an item that is no batch."""
+    parts = item if isinstance(item, (tuple, list)) else [item]
+    found = ", ".join(type(part).__name__ for part in parts)
+    return SoftEquivError(f"cannot read a batch of {found or 'nothing'}: {FORMS}")
+
+
+def check_count(what: str, value: int, least: int = 1) -> None:
+    """Raise a sentence unless the value is a whole number and not below the least."""
+    if not isinstance(value, int) or value < least:
+        raise SoftEquivError(f"{what} must be a whole number of at least {least}; got {value!r}")
 
 
 def batches(data: Any, size: int) -> Iterator[Batch]:
@@ -74,7 +98,7 @@ def batches(data: Any, size: int) -> Iterator[Batch]:
     >>> [len(batch.inputs) for batch in batches(torch.ones(5, 3, 8, 8), 2)]
     [2, 2, 1]
     """
-    whole = as_batch(data)
+    whole = as_whole(data)
     if whole is not None:
         yield from whole.split(size)
         return
@@ -83,16 +107,14 @@ def batches(data: Any, size: int) -> Iterator[Batch]:
     for item in data:
         batch = as_batch(item)
         if batch is None:
-            parts = item if isinstance(item, (tuple, list)) else [item]
-            found = ", ".join(type(part).__name__ for part in parts)
-            raise SoftEquivError(f"cannot read a batch of {found or 'nothing'}: {FORMS}")
+            raise unreadable(item)
         if len(batch.inputs):
             yield batch
 
 
 def count(data: Any, size: int) -> int | None:
     """How many batches there will be, where that is known."""
-    whole = as_batch(data)
+    whole = as_whole(data)
     if whole is not None:
         return -(-len(whole.inputs) // size)
     try:

@@ -10,6 +10,9 @@ from torch import Tensor
 
 from softequiv.errors import SoftEquivError
 
+IGNORE_INDEX = 255
+NO_LABEL = -(2**31)  # a label that no data set has
+
 
 def kl_divergence(logits: Tensor, other: Tensor, dim: int = -1) -> Tensor:
     """KL[p || q] = sum_k p_k (log p_k - log q_k) in nats, p = softmax(logits), q = softmax(other) along `dim`.
@@ -77,10 +80,20 @@ def displacements(forecast: Tensor, future: Tensor) -> Tensor:
     return torch.linalg.vector_norm(_wide(forecast) - _wide(future), dim=-1)
 
 
+def ignored_label(ignore_index: int | None, classes: int) -> int:
+    """The label of pixels that belong to no class: as given, or 255 as in PASCAL VOC where that is none of the classes.
+
+    >>> ignored_label(None, 21), ignored_label(0, 21)
+    (255, 0)
+    """
+    if ignore_index is not None:
+        return ignore_index
+    return IGNORE_INDEX if classes <= IGNORE_INDEX else NO_LABEL
+
+
 def check_labels(labels: Tensor, classes: int, what: str = "labels") -> None:
     """Raise a sentence unless every label is one of 0, ..., classes - 1."""
-    if labels.is_floating_point() or labels.is_complex():
-        raise SoftEquivError(f"{what} are whole numbers; got {labels.dtype}")
+    check_whole(labels, what)
     wrong = labels[(labels < 0) | (labels >= classes)]
     if len(wrong):
         raise SoftEquivError(
@@ -89,14 +102,19 @@ def check_labels(labels: Tensor, classes: int, what: str = "labels") -> None:
         )
 
 
-def check_finite(outputs: Tensor, what: str) -> None:
+def check_whole(labels: Tensor, what: str = "labels") -> None:
+    """Raise a sentence unless labels are whole numbers."""
+    if labels.is_floating_point() or labels.is_complex():
+        raise SoftEquivError(f"{what} are whole numbers; got {labels.dtype}")
+
+
+def check_finite(
+    outputs: Tensor, what: str, remedy: str = "look for overflow in the model, for instance in half precision"
+) -> None:
     """Raise a sentence where outputs hold NaN or infinity, which every mean would spread over all figures."""
     bad = ~torch.isfinite(outputs)
     if bool(bad.any()):
-        raise SoftEquivError(
-            f"{what} hold NaN or infinity in {int(bad.sum())} of {outputs.numel()} entries; "
-            "look for overflow in the model, for instance in half precision"
-        )
+        raise SoftEquivError(f"{what} hold NaN or infinity in {int(bad.sum())} of {outputs.numel()} entries; {remedy}")
 
 
 def _wide(x: Tensor) -> Tensor:

@@ -16,9 +16,11 @@ from softequiv.groups import Element
 from softequiv.measure.functional import (
     check_finite,
     check_labels,
+    check_whole,
     confusion_counts,
     displacements,
     geometric_mean,
+    ignored_label,
     kl_divergence,
     mean_iou,
 )
@@ -40,6 +42,11 @@ class _Sums(Metric):
     def _add_sums(self, *names: str) -> None:
         for name in names:
             self.add_state(name, torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
+
+    def _add(self, **terms: Tensor) -> None:
+        """Add terms to sums, in float64 even where `.to(dtype)` of a model around the metric rounded the state."""
+        for name, values in terms.items():
+            setattr(self, name, getattr(self, name).double() + values.double().sum())
 
     def _add_counts(self, *names: str, shape: tuple[int, ...] = ()) -> None:
         for name in names:
@@ -79,7 +86,7 @@ class ClassificationMetrics(_Sums):
         check_labels(labels, logits.shape[1])
         self.right += (logits.argmax(1) == labels).sum()
         self.moved_right += (moved_logits.argmax(1) == labels).sum()
-        self.divergence += divergence.double().sum()
+        self._add(divergence=divergence)
         self.samples += len(labels)
 
     def compute(self) -> dict[str, Tensor]:
@@ -90,7 +97,7 @@ class ClassificationMetrics(_Sums):
             "Acc": plain,
             "aAcc": moved,
             "cAcc": geometric_mean(plain, moved),
-            "iErr": self.divergence / samples,
+            "iErr": self.divergence.double() / samples,
         }
 
 
@@ -99,8 +106,9 @@ class SegmentationMetrics(_Sums):
 
     Labels are moved by the nearest pixel, and what they leave empty is ignored. The scores F(x) are moved by
     `pictures` as logits, so that they remain those of a distribution; pixels whose sample reads outside the frame are
-    left out of eErr. Pixels labelled `ignore_index` are left out of the IoUs, and so are classes that occur in neither
-    labels nor predictions of the whole data set.
+    left out of eErr. Pixels labelled `ignore_index`, by default 255 where that is none of the classes, are left out of
+    the IoUs, and so are classes that occur in neither labels nor predictions of the whole data set. In one
+    MetricCollection with different options these need `compute_groups=False`, or they share their first one's sums.
 
     >>> from softequiv import C
     >>> metrics, g = SegmentationMetrics(classes=2), C(4).element(1)
@@ -115,9 +123,14 @@ class SegmentationMetrics(_Sums):
     divergence: Tensor
     pixels: Tensor
 
-    def __init__(self, classes: int, ignore_index: int = 255, pictures: Pictures | None = None, **options: Any) -> None:
+    def __init__(
+        self, classes: int, ignore_index: int | None = None, pictures: Pictures | None = None, **options: Any
+    ) -> None:
         super().__init__(**options)
-        self.classes, self.ignore_index, self.pictures = classes, ignore_index, pictures or Pictures()
+        if classes < 1:
+            raise SoftEquivError(f"there must be at least one class; got classes={classes}")
+        self.classes, self.pictures = classes, pictures or Pictures()
+        self.ignore_index = ignored_label(ignore_index, classes)
         self._add_counts("counts", "moved_counts", shape=(classes, classes))
         self._add_counts("pixels")
         self._add_sums("divergence")
@@ -132,6 +145,8 @@ class SegmentationMetrics(_Sums):
         check_finite(logits, "pixel scores")
         check_finite(moved_logits, "pixel scores of moved data")
         divergence = kl_divergence(moved_logits, self.pictures(logits, g), dim=1)  # (N, H, W)
+        check_whole(labels)
+        labels = labels.long()  # a narrow type may not hold the ignored label
         moved_labels = Pictures("nearest", fill=self.ignore_index)(labels, g)
         counts = confusion_counts(logits.argmax(1), labels, self.classes, self.ignore_index)
         moved_counts = confusion_counts(moved_logits.argmax(1), moved_labels, self.classes, self.ignore_index)
@@ -139,7 +154,7 @@ class SegmentationMetrics(_Sums):
         valid = divergence if inside is None else divergence[:, inside]
         self.counts += counts
         self.moved_counts += moved_counts
-        self.divergence += valid.double().sum()
+        self._add(divergence=valid)
         self.pixels += valid.numel()
 
     def compute(self) -> dict[str, Tensor]:
@@ -150,7 +165,7 @@ class SegmentationMetrics(_Sums):
             "mIoU": plain,
             "aIoU": moved,
             "cIoU": geometric_mean(plain, moved),
-            "eErr": self.divergence / pixels,
+            "eErr": self.divergence.double() / pixels,
         }
 
 
@@ -193,22 +208,21 @@ class TrajectoryMetrics(_Sums):
         check_finite(forecast, "forecasts")
         check_finite(moved_forecast, "forecasts of moved data")
         check_finite(future, "futures")
+        if forecast.ndim < 2 or forecast.shape[-2] == 0:
+            raise SoftEquivError(f"forecasts are (..., steps, d) with at least one step; got {tuple(forecast.shape)}")
         plain = displacements(forecast, future).double()  # (..., steps)
         moved = displacements(moved_forecast, self.points(future, g)).double()
         difference = displacements(moved_forecast, self.points(forecast, g)).double()
         self.agents += plain[..., -1].numel()
         self.steps += plain.numel()
-        self.along += plain.sum()
-        self.moved_along += moved.sum()
-        self.final += plain[..., -1].sum()
-        self.moved_final += moved[..., -1].sum()
-        self.difference += torch.linalg.vector_norm(difference, dim=-1).sum()
+        self._add(along=plain, moved_along=moved, final=plain[..., -1], moved_final=moved[..., -1])
+        self._add(difference=torch.linalg.vector_norm(difference, dim=-1))
 
     def compute(self) -> dict[str, Tensor]:
         """The seven figures of all agents so far."""
         agents, steps = _counted(self.agents, "agent"), self.steps
-        average, moved_average = self.along / steps, self.moved_along / steps
-        final, moved_final = self.final / agents, self.moved_final / agents
+        average, moved_average = self.along.double() / steps, self.moved_along.double() / steps
+        final, moved_final = self.final.double() / agents, self.moved_final.double() / agents
         return {
             "ADE": average,
             "FDE": final,
@@ -216,7 +230,7 @@ class TrajectoryMetrics(_Sums):
             "aFDE": moved_final,
             "cADE": (average + moved_average) / 2,
             "cFDE": (final + moved_final) / 2,
-            "eErr": self.difference / agents,
+            "eErr": self.difference.double() / agents,
         }
 
 

@@ -30,4 +30,7 @@ def share_bars(names: Sequence[str], shares: Sequence[float], path: str | Path, 
     axes.set_xlabel("share of the error, per cent")
     axes.set_title(title, fontsize=10)
     axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path)
+    try:
+        figure.savefig(path)
+    except ValueError as problem:
+        raise SoftEquivError(f"cannot draw {str(path)!r}: {problem}") from problem
