@@ -140,6 +140,12 @@ def test_whole_group_figures_are_those_of_all_elements():
     assert math.sqrt(max(squares)) / float(w.norm()) <= min(found.error, found.supremum) + 1e-12
 
 
+def test_no_mean_over_the_group_where_resting_pictures_count_as_moving():
+    even = certify(nn.Conv2d(2, 2, 2).double(), se.degrees(30), "SO(2)")["weight"]
+    assert even.haar is None and even.supremum is not None
+    assert certify(nn.Conv2d(2, 2, 3).double(), se.degrees(30), "SO(2)")["weight"].haar is not None
+
+
 def test_no_whole_group_figures_where_the_group_is_open_or_stretches():
     open_group = certify(se.soften(nn.Conv2d(2, 2, 5), "Scaling", softness=0.5), 0.3)["weight"]
     assert open_group.haar is None and open_group.supremum is None and open_group.paper_whole is None
@@ -188,6 +194,13 @@ def test_rounding_bounds_what_the_dtype_adds(dtype):
         added = (rounded - change).norm(dim=0) / (exact.norm() * x.double().norm(dim=0))
         used.append(float(added.max()) / term)
     assert 1e-4 < max(used) <= 1
+
+
+@pytest.mark.parametrize("groups", [1, 4])
+def test_rounding_counts_the_products_behind_one_output(groups):
+    up = certify(nn.ConvTranspose2d(64, 4, 3, groups=groups), 1, "C4")["weight"]
+    down = certify(nn.Conv2d(64, 4, 3, groups=groups), 1, "C4")["weight"]
+    assert up.rounding == down.rounding == rounding_of(torch.float32, 64 // groups * 9 + 1)
 
 
 @pytest.mark.parametrize("mode", ["parametrize", "project"])
@@ -245,7 +258,8 @@ def test_certificates_come_back_from_their_files(tmp_path):
     again = Certificate.load(tmp_path / "certificate.json")
     assert again == certificate and str(again) == str(certificate)
     assert [path.name for path in tmp_path.iterdir()] == ["certificate.json"]
-    assert str(again.verify(net)) == "verified: 4 weights have the same bytes, 4 were certified again"
+    assert str(again.verify(net)) == "verified: same bytes and same figures for 4 weights"
+    assert again.verify(net).recomputed == again.verify(net).total == 4
     whole = certify(se.soften(nn.Conv2d(2, 2, 3), "D4", softness=0.5))
     assert math.isinf(Certificate.from_json(whole.to_json()).within)
 
@@ -282,17 +296,124 @@ def test_verification_says_what_changed():
     assert certificate.verify(smaller).changes == ("1.weight is missing from the model",)
     other = se.soften(se.bake(net[:1], copy=True), "C4", softness=1.0)
     assert "softened for C4, the certificate is for SO(2)" in str(certificate.verify(other))
-    assert certificate.verify(nn.Linear(2, 2)).changes == tuple(
-        f"{i}.weight is missing from the model" for i in range(2)
+    assert certificate.verify(nn.Linear(2, 2)).changes == (
+        "the model cannot be certified again: no weight of Linear lives on a representation of SO(2)",
+        "0.weight is missing from the model",
+        "1.weight is missing from the model",
+        "weight is in the model and not in the certificate",
     )
 
 
-def test_verification_sees_figures_that_the_bytes_do_not_give():
+def edited(certificate: Certificate, **entries: object) -> Certificate:
+    """A certificate whose file was written over: entries of the whole, or of its first weight."""
+    whole = json.loads(certificate.to_json())
+    for name, value in entries.items():
+        (whole if name in whole else whole["weights"][0])[name] = value
+    return Certificate.from_json(json.dumps(whole))
+
+
+EDITS = {
+    "error": 0.01,
+    "operator": None,
+    "haar": 0.0,
+    "supremum": math.nan,
+    "paper": 0.0,
+    "paper_whole": math.nan,
+    "kappa": 0.5,
+    "rounding": 0.0,
+    "levels": 1,
+    "levels_total": 1,
+    "directions": 1,
+    "directions_total": 1,
+    "dtype": "float64",
+    "shape": [1],
+    "representation": "5x5",
+    "action": "bilinear",
+    "grids": {"nowhere": [1, 2, 2]},
+    "uncertified": ["nowhere"],
+}
+
+
+@pytest.mark.parametrize("plain", [False, True], ids=["soft", "plain"])
+@pytest.mark.parametrize("entry", EDITS)
+def test_verification_sees_every_entry_that_the_model_does_not_give(entry, plain):
+    net = se.soften(nn.Sequential(nn.Conv2d(2, 2, 3), nn.Flatten(), nn.Linear(2, 2)), "SO(2)", softness=0.9)
+    certificate = certify(net, se.degrees(30))
+    net = se.bake(net) if plain else net
+    assert certificate.verify(net)
+    assert not edited(certificate, **{entry: EDITS[entry]}).verify(net)
+
+
+def test_a_sentence_says_what_the_certificate_states_and_what_the_model_gives():
     net = se.soften(nn.Conv2d(2, 2, 3), "SO(2)", softness=0.9)
-    entries = json.loads(certify(net, se.degrees(30)).to_json())
-    entries["weights"][0]["error"] = 0.01
-    (sentence,) = Certificate.from_json(json.dumps(entries)).verify(net).changes
-    assert "states error 0.01" in sentence
+    (sentence,) = edited(certify(net, se.degrees(30)), error=0.01).verify(net).changes
+    assert sentence.startswith("weight states error 0.01, the model gives ")
+
+
+def test_figures_that_a_plain_model_cannot_give_are_not_verified():
+    layer = SoftLinear(2 * se.vector(se.SO(3)), 3 * se.vector(se.SO(3)), se.softness(0.5))
+    certificate, plain = certify(layer, 0.3), se.bake(layer, copy=True)
+    assert certificate.verify(layer)
+    for claimed in (certificate, edited(certificate, error=0.0, operator=0.0)):
+        report = claimed.verify(plain)
+        assert not report and report.recomputed == 0
+        assert "weight: its figures cannot be certified again from this plain model" in report.changes
+
+
+def test_a_plain_model_with_one_more_weight_is_another():
+    net = nn.Sequential(nn.Conv2d(1, 2, 3))
+    certificate = certify(net, se.degrees(30), "SO(2)")
+    assert certificate.verify(net)
+    net.append(nn.Conv2d(2, 2, 3))
+    assert certificate.verify(net).changes == ("1.weight is in the model and not in the certificate",)
+
+
+def test_a_model_softened_in_part_is_verified_when_baked():
+    net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Conv2d(2, 2, 3))
+    certificate = certify(se.soften(net, "SO(2)", softness=0.5, only=["0.weight"]), se.degrees(30))
+    assert certificate.uncertified == ("1.weight",)
+    assert certificate.verify(se.bake(net))
+
+
+def test_weights_with_other_parametrisations_are_those_that_the_model_uses():
+    net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(2, 2))
+    for layer in (net[0], net[2]):
+        nn.utils.parametrizations.weight_norm(layer)
+    certificate = certify(net, se.degrees(30), "SO(2)")
+    assert certificate.uncertified == ("2.weight",)
+    assert certificate.verify(net)
+    with torch.no_grad():
+        net[0].parametrizations.weight.original1[0, 0, 0, 0] += 1
+    assert "0.weight changed" in str(certificate.verify(net))
+
+
+@pytest.mark.parametrize(
+    ("entry", "value"),
+    [
+        ("error", "0"),
+        ("levels", True),
+        ("levels", 1.5),
+        ("asked", "none"),
+        ("shape", ["a"]),
+        ("name", 3),
+        ("action", "sideways"),
+        ("grids", {"1": "ab"}),
+        ("uncertified", [1]),
+        ("versions", "new"),
+    ],
+)
+def test_entries_of_another_kind_are_damage(entry, value):
+    certificate = certify(se.soften(nn.Conv2d(2, 2, 3), "SO(2)", softness=0.9), 1.0)
+    with pytest.raises(se.SoftEquivError, match="damaged certificate"):
+        edited(certificate, **{entry: value})
+
+
+@pytest.mark.parametrize("name", ["mine", "SO(2)"])
+def test_a_group_that_its_name_does_not_stand_for_is_not_written(name):
+    group = se.group_from(lie=[torch.tensor([[0.0, -5.0], [5.0, 0.0]])], name=name, covering_radius=math.pi)
+    certificate = certify(SoftLinear(2 * se.vector(group), se.vector(group), se.softness(0.5)), 0.3)
+    with pytest.raises(se.GroupError, match="a group of your own"):
+        certificate.to_json()
 
 
 def test_verification_sees_another_target():
@@ -327,6 +448,8 @@ def test_the_table_says_what_is_certified_and_what_is_not():
     assert head[0].startswith("SO(2), within 30deg")
     assert "9 other weights" in head[3] and "normalisation" in head[3]
     assert "sha256" in text and "give images=" in text
+    one = se.soften(nn.Sequential(nn.Conv2d(2, 2, 3), nn.Linear(2, 2)), "SO(2)", softness=0.5)
+    assert "not certified: 1 other weight (1.weight), normalisation" in str(certify(one, se.degrees(30)))
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,16 @@
 """Certificates of networks: no measured deviation exceeds them, and where there is none the reason is given."""
 
+import copy
 import math
 import random
 
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F  # noqa: N812
 
 import softequiv as se
-from softequiv import certify_network
+from softequiv import certify, certify_network
 from softequiv.actions import Pictures
 from softequiv.certify.convolution import convolution_norm
 from softequiv.nn import SoftLinear
@@ -48,6 +50,35 @@ class Positions(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x + self.table
+
+
+class Of(nn.Module):
+    """A function of the module itself and x; tensors become buffers, modules children."""
+
+    def __init__(self, function, **own) -> None:
+        super().__init__()
+        self.function = function
+        for name, value in own.items():
+            self.register_buffer(name, value) if isinstance(value, torch.Tensor) else setattr(self, name, value)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.function(self, x)
+
+
+def under_autocast(net: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        return net.inner(x)
+
+
+def assigned(net: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    net.last = 2 * x
+    return x
+
+
+def on_one_pixel(layer: nn.Module, first: nn.Linear | None = None) -> nn.Module:
+    """A layer on pictures after a linear one, which leaves one pixel."""
+    first = nn.Linear(16, 2) if first is None else first
+    return Of(lambda m, x: m.layer(m.first(x.flatten(1)).view(-1, 2, 1, 1)), first=first, layer=layer)
 
 
 def activation(rng: random.Random) -> nn.Module:
@@ -229,11 +260,153 @@ def test_a_bound_that_says_nothing_says_so():
     assert not exact.idle and "says nothing" not in str(exact) and "the whole group" in str(exact)
 
 
-def test_weights_that_are_not_finite_have_no_bound():
-    net = nn.Conv2d(1, 1, 1)
+@pytest.mark.parametrize("value", [math.inf, math.nan, 1e308])
+@pytest.mark.parametrize("attribute", ["weight", "bias"])
+@pytest.mark.parametrize("layer", [nn.Conv2d(3, 4, 3), nn.Linear(48, 4)], ids=["conv", "linear"])
+def test_weights_that_are_not_finite_have_no_bound(layer, attribute, value):
+    layer = copy.deepcopy(layer).double()
     with torch.no_grad():
-        net.bias.fill_(math.inf)
-    assert "not finite" in certify_network(net, "C4", math.inf, torch.zeros(1, 1, 4, 4)).reason
+        getattr(layer, attribute).fill_(value)
+    net = nn.Sequential(layer) if isinstance(layer, nn.Conv2d) else nn.Sequential(nn.Flatten(), layer)
+    reason = certify_network(net, "C4", math.inf, torch.zeros(1, 3, 4, 4, dtype=torch.float64)).reason
+    assert "not finite" in reason
+
+
+def test_an_action_that_cannot_be_undone_has_no_bound():
+    net = nn.Sequential(nn.Flatten(), nn.Linear(4, 2))
+    certificate = certify_network(net, "C8", 1, torch.zeros(1, 1, 2, 2), action="bilinear")
+    assert "cannot be undone" in certificate.reason
+
+
+def worst_quarter_turn(net: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """||F(g x) - g F(x)|| of each sample for a quarter turn g."""
+    with torch.no_grad():
+        before, after = net(x.clone()), net(x.rot90(1, (2, 3)))
+    return (after - (before.rot90(1, (2, 3)) if before.ndim == 4 else before)).flatten(1).norm(dim=1)
+
+
+def test_a_model_that_writes_over_its_input_is_certified_for_what_it_returns():
+    torch.manual_seed(0)
+    conv, x = nn.Conv2d(3, 4, 3, padding=1).double(), torch.randn(9, 3, 8, 8, dtype=torch.float64)
+    net = nn.Sequential(nn.ReLU(inplace=True), conv)
+    certificate = certify_network(net, "C4", 1, x[:1])
+    assert certificate.slope == certify_network(nn.Sequential(nn.ReLU(), conv), "C4", 1, x[:1]).slope > 0
+    assert bool((worst_quarter_turn(net, x) <= certificate.bound(x)).all())
+
+
+def test_a_constant_that_dropout_leaves_alone_is_one():
+    net = Of(lambda m, x: x + F.dropout(m.p, 0.5, m.training), p=torch.ones(2, 1, 1))
+    assert certify_network(net, "C4", 1, torch.zeros(1, 2, 4, 4)).bounded
+
+
+def unsettled_map(n: int) -> SoftLinear:
+    """A map that hides its motion from the rates: a resting picture that counts as moving, and one that rests."""
+    group = se.SO(2)
+    source, target = se.grid(group, n, n), se.frequency(group, 3)
+    resting = torch.linalg.eigh(source.rates()[0] - source.lie()[0]).eigenvectors[:, -1]
+    rate, flat = float(resting @ source.rates()[0] @ resting), torch.full((n * n,), 1 / n, dtype=torch.float64)
+    angle = math.atan2(3, rate)
+    aside = torch.tensor([math.cos(angle), math.sin(angle)], dtype=torch.float64) * 3 / math.hypot(3, rate)
+    layer = SoftLinear(source, target, se.softness(1), bias=False, dtype=torch.float64)
+    with torch.no_grad():
+        first = torch.outer(torch.tensor([1.0, 0.0], dtype=torch.float64), flat)
+        layer.parametrizations.weight.original.copy_(first + torch.outer(aside, resting))
+    return layer
+
+
+@pytest.mark.parametrize("n", [2, 6])
+@pytest.mark.parametrize("t", [0.01, 0.1])
+def test_operator_bounds_hold_on_grids_where_resting_pictures_count_as_moving(n, t):
+    layer, group = unsettled_map(n), se.SO(2)
+    weight, source, target = layer.weight.detach(), se.grid(group, n, n), se.frequency(group, 3)
+    moved = [weight @ source.rho(group.element(s)) - target.rho(group.element(s)) @ weight for s in (-t, t)]
+    most = max(float(torch.linalg.matrix_norm(m, 2)) for m in moved)
+    stated = certify(layer, t)["weight"].operator * float(torch.linalg.matrix_norm(weight, 2))
+    network = certify_network(layer, group, t, torch.zeros(1, n * n, dtype=torch.float64))
+    for bound in (stated, network.slope):
+        assert 0.9 * bound < most <= bound * (1 + 1e-9)
+
+
+def test_a_border_at_one_end_counts_as_it_is():
+    """A circular border of four below four rows: the convolution sees eight rows, not four."""
+    net = nn.Conv2d(1, 1, (4, 1), padding=(3, 0), bias=False).double()
+    wave = torch.tensor([1.0, -1, 1, -1], dtype=torch.float64)
+    with torch.no_grad():
+        net.weight.copy_(wave.reshape(1, 1, 4, 1))
+    net = nn.Sequential(nn.CircularPad2d((0, 0, 0, 4)), net)
+    x = wave.reshape(1, 1, 4, 1).expand(1, 1, 4, 2)
+    certificate = certify_network(net, "Reflection", 1, x)
+    size = float(net(x).detach().norm())
+    assert size <= certificate.size.slope * float(x.norm()) < 1.1 * size
+
+
+def test_a_picture_with_a_border_at_one_end_can_be_flattened():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.ReflectionPad2d((1, 1, 0, 2)), nn.Flatten(), nn.Linear(36, 3)).double()
+    x = torch.randn(20, 1, 4, 4, dtype=torch.float64)
+    certificate = certify_network(net, "Reflection", 1, x[:1])
+    with torch.no_grad():
+        worst = float(((net(x.flip(-1)) - net(x)).norm(dim=1) / certificate.bound(x)).max())
+    assert 0.05 < worst <= 1
+
+
+def test_a_border_that_a_model_ends_in_counts():
+    net = nn.ReplicationPad2d(3)
+    certificate = certify_network(net, "C4", 1, torch.zeros(1, 1, 8, 8))
+    corner = torch.zeros(1, 1, 8, 8)
+    corner[..., 0, 0] = 1
+    assert certificate.slope == 0 and certificate.size.slope == pytest.approx(float(net(corner).norm()))
+    assert certificate.output == "moves as a picture of 14x14 pixels"
+
+
+@pytest.mark.parametrize("group", ["SO(2)", "C8", "C4"])
+def test_a_convolution_of_one_pixel_is_a_linear_map(group):
+    torch.manual_seed(0)
+    layer = nn.Conv2d(2, 3, 3, padding=1).double()
+    same = nn.Linear(2, 3).double()
+    with torch.no_grad():
+        same.weight.copy_(layer.weight[..., 1, 1])
+        same.bias.copy_(layer.bias)
+        layer.weight.zero_()
+        layer.weight[..., 1, 1] = same.weight
+    first, x = nn.Linear(16, 2).double(), torch.zeros(1, 1, 4, 4, dtype=torch.float64)
+    certificate = certify_network(on_one_pixel(layer, first), group, 1.0, x)
+    flat = certify_network(nn.Sequential(nn.Flatten(), first, same), group, 1.0, x)
+    assert certificate.output == "stands still" and 0 < certificate.slope == pytest.approx(flat.slope)
+
+
+@pytest.mark.parametrize(("beta", "threshold"), [(1.0, 0.0), (3.0, 0.5), (0.5, 20.0)])
+def test_softplus_may_jump_at_its_threshold(beta, threshold):
+    """At a network almost equivariant: what the jump adds is more than all the rest."""
+    torch.manual_seed(0)
+    net = Of(lambda m, x: F.softplus(m.conv(x).mean((2, 3)), beta, threshold), conv=nn.Conv2d(1, 1, 3, bias=False))
+    net = net.double()
+    with torch.no_grad():
+        kernel = net.conv.weight.clone()
+        net.conv.weight.copy_(sum(kernel.rot90(k, (2, 3)) for k in range(4)) + 1e-2 * kernel)
+    x = torch.randn(3000, 1, 5, 5, dtype=torch.float64)
+    certificate = certify_network(net, "C4", 1, x[:1])
+    changes, bounds = worst_quarter_turn(net, x), certificate.bound(x)
+    assert bool((changes <= bounds).all())
+    with torch.no_grad():
+        sizes = net(x).norm(dim=1)
+    assert bool((sizes <= certificate.size.slope * x.flatten(1).norm(dim=1) + certificate.size.offset).all())
+    assert threshold > 0 or float(changes.max()) > 0.9 * certificate.offset  # the jump is there
+
+
+def test_a_shear_is_no_permutation():
+    group = se.group_from(steps=[torch.tensor([[1.0, 1.0], [0.0, 1.0]])], name="shear")
+    certificate = certify_network(nn.ReLU(), group, 1, torch.zeros(1, 2), source=se.vector(group))
+    assert "single entries" in certificate.reason
+
+
+def test_a_layer_that_is_held_under_two_names_has_its_space_under_both():
+    group = se.SO(3)
+    v = 2 * se.vector(group)
+    layer = SoftLinear(v, v, se.softness(0.5)).double()
+    twice = certify_network(Of(lambda m, x: m.b(m.a(x)), a=layer, b=layer), group, 0.3, torch.zeros(1, 6).double())
+    named = certify_network(nn.Sequential(layer, copy.deepcopy(layer)), group, 0.3, torch.zeros(1, 6).double())
+    assert twice.output == named.output == "moves as 2[V]" and twice.slope == pytest.approx(named.slope)
 
 
 def test_an_equivariant_network_is_certified_as_one():
@@ -367,13 +540,51 @@ class Squares(nn.Module):
         (lambda: nn.Linear(8, 2), "C4", (2, 8, 8), "last axis"),
         (lambda: nn.PixelShuffle(1), "C4", (2, 8, 8), "no rule"),
         (lambda: nn.Linear(8, 2), "C4", (8,), "give source="),
+        (
+            lambda: Of(lambda m, x: (m.seen.add_(x), x.relu())[1], seen=torch.ones(2, 2, 8, 8)),
+            "C4",
+            (2, 8, 8),
+            "writes into seen",
+        ),
+        (lambda: Of(assigned, last=torch.ones(2, 2, 8, 8)), "C4", (2, 8, 8), "writes into last"),
+        (lambda: Of(lambda m, x: (2 * m.one, x), one=torch.ones(2)), "C4", (2, 8, 8), "does not depend on its input"),
+        (lambda: Of(lambda m, x: 3), "C4", (2, 8, 8), "no tensor"),
+        (lambda: Of(lambda m, x: x + torch.randn(2, 1, 1)), "C4", (2, 8, 8), "other numbers in every call"),
+        (lambda: Of(lambda m, x: x * torch.bernoulli(m.p), p=torch.full((2, 1, 1), 0.5)), "C4", (2, 8, 8), "bernoulli"),
+        (lambda: Of(lambda m, x: x + F.dropout(m.p, 0.5, True), p=torch.ones(2, 1, 1)), "C4", (2, 8, 8), "dropout"),
+        (lambda: Of(lambda m, x: x + torch.empty(2, 1, 1)), "C4", (2, 8, 8), "empty"),
+        (lambda: Of(lambda m, x: F.pad(x, (0, 0, 2, 2), mode="replicate").mean((2, 3))), "C4", (2, 8, 8), "squares"),
+        (lambda: Of(lambda m, x: F.pad(x, (1, 0, 1, 0))), "C4", (2, 8, 8), "one end"),
+        (lambda: Of(lambda m, x: F.pad(x, (1, 1, 1, 1))), "Shifts(8, 8)", (2, 8, 8), "does not shift"),
+        (lambda: on_one_pixel(nn.Conv2d(2, 1, 3, padding=2)), "C8", (1, 4, 4), "does not permute pixels"),
+        (lambda: on_one_pixel(nn.Conv2d(2, 1, 3, padding=2)), "SO(2)", (1, 4, 4), "does not permute pixels"),
+        (lambda: on_one_pixel(nn.ReplicationPad2d(1)), "SO(2)", (1, 4, 4), "does not permute pixels"),
+        (lambda: Of(lambda m, x: torch.div(x, 2, rounding_mode="floor")), "C4", (2, 8, 8), "'floor' it jumps"),
+        (lambda: Of(lambda m, x: x.mean((2, 3)).view(torch.bfloat16)), "C4", (2, 8, 8), "bfloat16"),
+        (lambda: Of(lambda m, x: x.view(torch.float32)), "C4", (2, 8, 8), "bits"),
+        (lambda: Cast(torch.float8_e4m3fn), "C4", (2, 8, 8), "rounds activations to torch.float8_e4m3fn"),
+        (lambda: Cast(torch.bfloat16), "C4", (2, 8, 8), "rounds activations to torch.bfloat16"),
+        (lambda: Of(lambda m, x: x.mean((2, 3), dtype=torch.float16)), "C4", (2, 8, 8), "torch.float16"),
+        (lambda: Of(lambda m, x: F.softplus(x, -1.0)), "C4", (2, 8, 8), "beta -1"),
+        (lambda: Of(lambda m, x: torch.ops.aten.elu(x, 1.0, 1.0, -1.0)), "C4", (2, 8, 8), "without limit"),
+        (lambda: Of(under_autocast, inner=nn.Conv2d(2, 2, 1)), "C4", (2, 8, 8), "autocast"),
+        (lambda: nn.Conv2d(2, 2, 3), "Reflection", (8, 8), "samples and channels"),
+        (lambda: nn.MaxPool2d(2), "Reflection", (8, 8), "samples and channels"),
+        (lambda: nn.AdaptiveAvgPool2d(1), "Reflection", (8, 8), "samples and channels"),
+        (
+            lambda: nn.Sequential(nn.ConstantPad1d(1, 0.0), nn.Conv2d(2, 2, 3)),
+            "Reflection",
+            (8, 8),
+            "samples and channels",
+        ),
     ],
 )
 def test_what_has_no_bound_is_refused_with_the_reason(net, group, shape, reason):
     certificate = certify_network(net(), group, 1.0, torch.zeros(2, *shape))
     assert not certificate.bounded and certificate.slope is None
     assert reason in certificate.reason
-    assert "none" in str(certificate).splitlines()[0] and reason in str(certificate)
+    assert "none" in str(certificate).splitlines()[0]
+    assert str(certificate).splitlines()[1] == f"no bound was computed: {certificate.reason}"
 
 
 def test_an_unbounded_network_keeps_the_certificates_of_its_weights():

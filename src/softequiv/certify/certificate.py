@@ -4,21 +4,23 @@ answer prints as a table, is kept as JSON with hashes of the weights, and can be
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
 import math
 import os
 import platform
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeVar, cast, get_args, get_origin, get_type_hints
 
 import numpy
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from softequiv.adapt.bake import bake
 from softequiv.adapt.checkpoint import action_of
@@ -33,8 +35,11 @@ from softequiv.nn import soft_weights
 from softequiv.reps import Action
 
 FORMAT = 1
+FIGURES = [field.name for field in dataclasses.fields(WeightCertificate) if field.name not in ("asked", "sha256")]
 SAME = 1e-9  # two figures computed from the same bytes differ by the order of float64 additions only
 NAMED = 3  # how many uncertified weights are named
+
+Entry = TypeVar("Entry", WeightCertificate, ActionGap)
 
 
 @dataclass(frozen=True)
@@ -77,6 +82,7 @@ class Certificate:
 
     def to_json(self) -> str:
         """The certificate as JSON text."""
+        refuse_unnamed(self.group)
         entries = {
             "format": FORMAT,
             "group": self.group.name,
@@ -113,7 +119,10 @@ class Certificate:
         return read(text, str(path))
 
     def verify(self, model: nn.Module) -> Verification:
-        """Does this certificate hold for that model? Weights are compared by their bytes and certified again."""
+        """Does this certificate hold for that model? Weights are compared by their bytes and certified again.
+
+        Versions and measured gaps are taken as they stand, and so is what the weights of a baked model were asked for.
+        """
         return verified(self, model)
 
 
@@ -131,7 +140,7 @@ class Verification:
 
     def __str__(self) -> str:
         if self.ok:
-            return f"verified: {self.total} weights have the same bytes, {self.recomputed} were certified again"
+            return f"verified: same bytes and same figures for {counted(self.total, 'weight')}"
         return "\n".join(["not verified:", *(f"  {change}" for change in self.changes)])
 
 
@@ -241,12 +250,12 @@ def flattened_grids(weights: list[Located]) -> dict[str, tuple[int, ...]]:
 
 def bakeable(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Every parameter under the name that it has in the plain model, with the value that the model uses."""
-    soft = {weight.name: weight for weight in soft_weights(model)}
-    for name, weight in soft.items():
-        yield name, weight.value().detach()
-    for name, value in model.named_parameters(remove_duplicate=False):
-        if ".parametrizations." not in f".{name}" and name not in soft:
-            yield name, value.detach()
+    for prefix, module in model.named_modules():
+        if "parametrizations" in prefix.split("."):
+            continue  # what a parametrised weight is made from; the weight itself comes with its own module
+        made = list(cast(Any, module).parametrizations) if parametrize.is_parametrized(module) else []
+        for attribute in (*made, *(name for name, _ in module.named_parameters(recurse=False))):
+            yield f"{prefix}.{attribute}".lstrip("."), getattr(module, attribute).detach()
 
 
 def versions() -> dict[str, str]:
@@ -290,12 +299,12 @@ def read(text: str, where: str) -> Certificate:
         certificate = Certificate(
             group=parse_group(entries["group"]),
             within=read_range(entries["within"]),
-            action=entries["action"],
-            grids=None if grids is None else {name: tuple(sizes) for name, sizes in grids.items()},
-            weights=tuple(WeightCertificate(**{**w, "shape": tuple(w["shape"])}) for w in entries["weights"]),
-            uncertified=tuple(entries["uncertified"]),
-            gaps=tuple(ActionGap(**gap) for gap in entries["gaps"]),
-            versions=entries["versions"],
+            action=fitting(entries["action"], Action, "action"),
+            grids=None if grids is None else {name: whole_numbers(sizes) for name, sizes in grids.items()},
+            weights=tuple(typed(WeightCertificate, entry) for entry in entries["weights"]),
+            uncertified=tuple(fitting(name, str, "a name") for name in entries["uncertified"]),
+            gaps=tuple(typed(ActionGap, entry) for entry in entries["gaps"]),
+            versions=fitting(entries["versions"], dict, "versions"),
         )
         intact = entries["sha256"] == certificate.sha256
     except GroupError:
@@ -309,11 +318,46 @@ def read(text: str, where: str) -> Certificate:
     return certificate
 
 
+def fitting(value: Any, kind: Any, name: str) -> Any:
+    """A value read from JSON, if it is of the kind that is written there."""
+    choices = get_args(kind) or (kind,)
+    literal = get_origin(kind) is Literal
+    fits = value in choices if literal else type(value) in choices or (float in choices and type(value) is int)
+    if not fits:
+        raise TypeError(f"{name} is {value!r}")
+    return float(value) if not literal and float in choices and value is not None else value
+
+
+def whole_numbers(values: Iterable[Any]) -> tuple[int, ...]:
+    """Sizes read from JSON."""
+    return tuple(fitting(value, int, "a size") for value in values)
+
+
+def typed(kind: type[Entry], entry: Mapping[str, Any]) -> Entry:
+    """A dataclass of names and figures from JSON, where tuples are lists."""
+    hints, values = get_type_hints(kind), dict(entry)
+    if "shape" in hints:
+        values["shape"] = whole_numbers(values["shape"])
+    plain = [name for name in hints if name != "shape"]
+    return kind(**{**values, **{name: fitting(values[name], hints[name], name) for name in plain}})
+
+
+def refuse_unnamed(group: Group) -> None:
+    """A file names its group; only groups that their name stands for come back from it."""
+    with contextlib.suppress(GroupError):
+        if parse_group(group.name) == group:
+            return
+    raise GroupError(
+        f"{group.name} is a group of your own, and a file can only name those of the library: keep the certificate as "
+        "it is, or certify for a named group"
+    )
+
+
 def verified(certificate: Certificate, model: nn.Module) -> Verification:
-    """Compare a certificate with a model, by bytes and, where the model shows the representation, by figures."""
+    """Compare a certificate with a model: its bytes, and every figure and entry with those of a fresh certificate."""
     changes = []
-    stored = dict(bakeable(model))
-    own = group_of(model)
+    stored, own = dict(bakeable(model)), group_of(model)
+    fresh: dict[str, WeightCertificate] = {}
     if own is not None and own != certificate.group:
         changes.append(f"the model is softened for {own}, the certificate is for {certificate.group}")
     try:
@@ -321,23 +365,32 @@ def verified(certificate: Certificate, model: nn.Module) -> Verification:
             model, certificate.within, certificate.group, grids=certificate.grids, action=certificate.action
         )
         fresh = {weight.name: weight for weight in again.weights}
+        changes += differing(certificate, again, "the certificate", ("action", "grids"))
     except SoftEquivError as problem:
-        fresh = {}
-        if own is not None:
-            changes.append(f"the model cannot be certified again: {problem}")
+        changes.append(f"the model cannot be certified again: {problem}")
     for old in certificate.weights:
         new = fresh.get(old.name)
-        if old.name not in stored:
+        if new is None and old.name not in stored:
             changes.append(f"{old.name} is missing from the model")
-        elif digest(gathered(stored[old.name])) != old.sha256:
+        elif (digest(gathered(stored[old.name])) if new is None else new.sha256) != old.sha256:
             found = f"{new.error:.6g} now" if new is not None else "unknown now"
             changes.append(f"{old.name} changed: its certified error was {old.error:.6g} and is {found}")
-        elif new is not None:
-            changes += differing(old, new)
+        elif new is None:
+            changes.append(f"{old.name}: its figures cannot be certified again from this plain model")
+        elif new.representation != old.representation:
+            changes.append(f"{old.name} was certified as {old.representation} and is {new.representation} in the model")
+        else:
+            changes += differing(old, new, old.name, FIGURES)
         if new is not None and own == certificate.group and new.asked != old.asked:
             changes.append(f"{old.name} was softened for {target(old)}, and now for {target(new)}")
     names = {weight.name for weight in certificate.weights}
-    changes += [f"{name} is soft and not in the certificate" for name in fresh if own and name not in names]
+    listed = names | set(certificate.uncertified)
+    for name, value in stored.items():
+        if own == certificate.group and name in fresh and name not in names:
+            changes.append(f"{name} is soft and not in the certificate")
+        elif name not in listed and value.ndim > 1:
+            changes.append(f"{name} is in the model and not in the certificate")
+    changes += [f"{name} is missing from the model" for name in certificate.uncertified if name not in stored]
     return Verification(not changes, tuple(changes), len(names & set(fresh)), len(names))
 
 
@@ -346,21 +399,26 @@ def target(weight: WeightCertificate) -> str:
     return "no error in this range" if weight.asked is None else f"an error of {weight.asked:g} in this range"
 
 
-def differing(old: WeightCertificate, new: WeightCertificate) -> list[str]:
-    """Where the figures of equal bytes differ."""
-    out = []
-    if old.representation != new.representation:
-        out.append(f"{old.name} was certified as {old.representation} and is {new.representation} in the model")
-    for key in ("error", "operator", "haar", "supremum"):
-        before, after = getattr(old, key), getattr(new, key)
-        if (before is None) != (after is None) or (before is not None and abs(before - after) > SAME * (1 + after)):
-            out.append(f"{old.name}: the certificate states {key} {before}, its bytes give {after}")
-    return out
+def differing(old: object, new: object, name: str, keys: Iterable[str]) -> list[str]:
+    """Where the entries of two certificates of equal bytes differ."""
+    pairs = [(key, getattr(old, key), getattr(new, key)) for key in keys]
+    return [f"{name} states {key} {was}, the model gives {now}" for key, was, now in pairs if not alike(was, now)]
+
+
+def alike(was: Any, now: Any) -> bool:
+    """Whether two entries are equal, figures up to the order of additions; what is not a number is like nothing."""
+    figures = isinstance(was, float) and isinstance(now, float)
+    return bool(was == now or (figures and abs(was - now) <= SAME * (1 + abs(now))))
 
 
 def span(within: float) -> str:
     """A range in words."""
     return "the whole group" if math.isinf(within) else f"within {within}"
+
+
+def counted(count: int, what: str) -> str:
+    """1 weight, 2 weights."""
+    return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 def figure(value: float | None) -> str:
@@ -397,7 +455,8 @@ def written(certificate: Certificate) -> str:
             f"{group}, {span(within)}: elements of path length up to {reach:.4g} ({group.unit} is 1)",
             "certified: no such element changes a weight W below, ||W rho_X(g) - rho_Y(g) W||, by more than error",
             "  times ||W|| (Frobenius norm; operator norm under 'operator'), for the action that its space models",
-            f"not certified: {len(others)} other weights{f' ({named})' if others else ''}, normalisation, strides and",
+            f"not certified: {counted(len(others), 'other weight')}{f' ({named})' if others else ''}, normalisation, "
+            "strides and",
             "  borders, and what later layers make of the change: plan(..., image_size=...) and measure show these",
             *aligned(rows),
             *(gaps or ["model of the action: not compared with a true one; give images=..."]),

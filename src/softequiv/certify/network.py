@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.export.graph_signature import OutputKind, TensorArgument
 
 from softequiv.adapt.bake import bake
 from softequiv.adapt.checkpoint import action_of
@@ -37,7 +38,8 @@ class NetworkCertificate:
 
     `parts` splits the bound over the layers whose defect causes it; `size` bounds ||F(x)||.
     Where no bound can be given `reason` says why, and `layers`, the certificate of the single weights, is what remains.
-    Exact arithmetic with these weights: rounding adds nothing here, see the weights' own `rounding`.
+    Exact arithmetic with these weights: rounding in the input's dtype adds nothing here, see the weights' own
+    `rounding`; a network that rounds to a coarser one has no bound.
     """
 
     group: Group
@@ -68,7 +70,7 @@ class NetworkCertificate:
         head = f"{self.group}, {span(self.within)}: network certificate"
         if not self.bounded:
             layers = [str(self.layers)] if self.layers is not None else []
-            return "\n".join([f"{head}: none", f"no global bound exists: {self.reason}", *layers])
+            return "\n".join([f"{head}: none", f"no bound was computed: {self.reason}", *layers])
         bound = f"{self.slope:.4g} ||x|| + {self.offset:.4g}"
         rows: list[tuple[str, ...]] = [("layer", "part of the slope", "part of the offset")]
         ranked = sorted(self.parts.items(), key=lambda item: -(item[1].slope + item[1].offset))
@@ -84,7 +86,7 @@ class NetworkCertificate:
                     else []
                 ),
                 *aligned(rows),
-                *([f"and {len(ranked) - SHOWN} more layers"] if len(ranked) > SHOWN else []),
+                *([f"and smaller parts of other layers: {len(ranked) - SHOWN}"] if len(ranked) > SHOWN else []),
             ]
         )
 
@@ -117,14 +119,16 @@ def certify_network(
     chosen = as_group(group)
     if not isinstance(example, Tensor) or example.ndim < 2 or not example.is_floating_point():
         raise SoftEquivError("example must be one floating-point tensor, (N, C, H, W), (N, C, L) or (N, D)")
-    spaces = {weight.name: weight.soft.rep for weight in soft_weights(model) if weight.soft.rep.group == chosen}
-    elements = Range.of(chosen, within, action_of(next(iter(spaces.values()))) if spaces else action)
+    reps = {weight.name: weight.soft.rep for weight in soft_weights(model) if weight.soft.rep.group == chosen}
+    elements = Range.of(chosen, within, action_of(next(iter(reps.values()))) if reps else action)
     plain = bake(model, copy=True).eval().cpu()
     reason, result = "", None
     try:
-        result = finite(interpreted(plain, elements, example.cpu(), source, spaces))
+        result = finite(interpreted(plain, elements, example.cpu(), source, under_every_name(reps, plain)))
     except (UnboundedError, SoftEquivError) as problem:  # the latter where the group does not act on such pictures
         reason = str(problem)
+    except torch.linalg.LinAlgError as problem:  # type: ignore[attr-defined]  # torch's stubs leave it out
+        reason = f"the action of {chosen} cannot be undone on some space here, so it is no group's: {problem}"
     layers = None
     if result is None:
         with contextlib.suppress(SoftEquivError):  # no weight lives on a representation: nothing remains to be said
@@ -142,6 +146,13 @@ def certify_network(
         parts={} if result is None else result.change,
         layers=layers,
     )
+
+
+def under_every_name(reps: Mapping[str, Rep], plain: nn.Module) -> dict[str, Rep]:
+    """The spaces of weights, also under the other names of modules that a model holds more than once."""
+    parameters = dict(plain.named_parameters(remove_duplicate=False))
+    same = {id(parameters[name]): rep for name, rep in reps.items()}
+    return {name: same[id(value)] for name, value in parameters.items() if id(value) in same}
 
 
 def finite(result: Signal) -> Signal:
@@ -166,21 +177,38 @@ def interpreted(
     signature, graph = program.graph_signature, program.graph_module.graph
     names = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
     refuse_without_constant(graph)
+    refuse_memory(signature)
     known: dict[Any, Any] = {}
     for node in graph.nodes:
         if node.op == "placeholder":
             known[node] = placeholder(node, program, names, elements, example, source, spaces)
             entry = node  # the input comes last
-        elif node.op == "output":
-            outputs = [known[n] for n in flat(node.args) if isinstance(known.get(n), Signal)]
-            if not outputs:
-                raise UnboundedError("the model's output does not depend on its input")
-            return outputs[0]
+        elif node.op == "get_attr":
+            raise UnboundedError(f"{node.name}: parts under autocast, no_grad or a condition of their own have no rule")
         elif node.op == "call_function":
-            result = evaluated(node, known, names, elements, spaces)
+            result = evaluated(node, known, names, elements, spaces, example.dtype)
             orthogonal = isinstance(result, Signal) and result.keeps_lengths and known[entry].keeps_lengths
             known[node] = result.capped() if orthogonal else result
-    raise UnboundedError("the model returns nothing")
+    answer = known.get(first_output(program))
+    if not isinstance(answer, Signal):
+        raise UnboundedError("the first tensor that the model returns does not depend on its input")
+    return Call("output", {"self": answer}, type(model).__name__, answer.shape, elements, {}).x
+
+
+def refuse_memory(signature: Any) -> None:
+    """What a model keeps from one call to the next changes its answers; writing over its input does not."""
+    for spec in signature.output_specs:
+        if spec.kind not in (OutputKind.USER_OUTPUT, OutputKind.USER_INPUT_MUTATION):
+            raise UnboundedError(f"the model writes into {spec.target or spec.arg.name} when it is called")
+
+
+def first_output(program: Any) -> Any:
+    """The node of the first tensor that the model returns."""
+    specs = program.graph_signature.output_specs
+    returned = [s.arg for s in specs if s.kind == OutputKind.USER_OUTPUT and isinstance(s.arg, TensorArgument)]
+    if not returned:
+        raise UnboundedError("the model returns no tensor")
+    return next(node for node in program.graph_module.graph.nodes if node.name == returned[0].name)
 
 
 def flat(values: Any) -> list[Any]:
@@ -254,8 +282,26 @@ def input_action(
     raise UnboundedError("how the group moves the input vectors is not known: give source=, a representation")
 
 
+def coarser(dtype: torch.dtype, than: torch.dtype) -> bool:
+    """Whether numbers of a floating type lie further apart, or end earlier, than those of another."""
+    one, other = torch.finfo(dtype), torch.finfo(than)
+    return one.eps > other.eps or one.max < other.max
+
+
+def refuse_unsteady(node: Any, arguments: Mapping[str, Any]) -> None:
+    """A constant must be the same in every call: not random (dropout may be off), not memory as it was found."""
+    random = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+    if (random and arguments.get("train", True)) or "empty" in op_name(node).split("_"):
+        raise UnboundedError(f"{op_name(node)} in {place(node)} makes other numbers in every call")
+
+
 def evaluated(
-    node: Any, known: Mapping[Any, Any], names: Mapping[str, str], elements: Range, spaces: Mapping[str, Rep]
+    node: Any,
+    known: Mapping[Any, Any],
+    names: Mapping[str, str],
+    elements: Range,
+    spaces: Mapping[str, Rep],
+    dtype: torch.dtype,
 ) -> Any:
     """The result of one operation: a constant where all its arguments are, else a signal by its rule."""
 
@@ -265,7 +311,10 @@ def evaluated(
         return known[argument] if isinstance(argument, torch.fx.Node) else argument
 
     args, kwargs = [value(arg) for arg in node.args], {key: value(arg) for key, arg in node.kwargs.items()}
+    schema = node.target._schema.arguments if hasattr(node.target, "_schema") else ()
+    named = {**dict(zip((argument.name for argument in schema), args, strict=False)), **kwargs}
     if not any(isinstance(part, Signal) for part in flat([*args, *kwargs.values()])):
+        refuse_unsteady(node, named)
         return node.target(*args, **kwargs)
     if node.target is operator.getitem:
         if args[1] != 0:  # of batch norm and pooling the first result is the tensor that goes on
@@ -276,8 +325,6 @@ def evaluated(
         return None
     if op not in RULES:
         raise UnboundedError(f"{op} in {place(node)} has no rule: its constant is not known")
-    schema = node.target._schema.arguments
-    named = {**dict(zip((argument.name for argument in schema), args, strict=False)), **kwargs}
     for argument in schema:
         if argument.has_default_value():
             named.setdefault(argument.name, argument.default_value)
@@ -290,4 +337,6 @@ def evaluated(
     first = meta[0] if isinstance(meta, (tuple, list)) else meta
     if not first.is_floating_point():
         raise UnboundedError(f"{op} in {place(node)} makes {first.dtype} of activations, which jumps")
+    if coarser(first.dtype, dtype):
+        raise UnboundedError(f"{op} in {place(node)} rounds activations to {first.dtype}, from {dtype} at the input")
     return RULES[op](Call(op, named, place(node), tuple(map(int, first.shape)), elements, own))

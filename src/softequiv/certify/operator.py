@@ -16,10 +16,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from softequiv._linalg import identity_like
 from softequiv.reps import Hom, Rep, TensorProduct, tensor_product, terms_of
 from softequiv.spectrum import Spectrum
 
-LARGEST_RATES = 4096  # generators of a larger space would take more than 134 MB each; the other two bounds remain
+LARGEST_GENERATOR = 4096  # those of a larger space would take more than 134 MB each; the other two bounds remain
 SOLVER_SLACK = 1e-9  # eigenvalues of a Gram matrix of this library's sizes are right to 1e-12, relative to the largest
 
 
@@ -47,20 +48,27 @@ def spectral_norm(matrices: Tensor) -> float:
     scale = float(matrices.abs().amax())
     if scale == 0:
         return 0.0
+    if not math.isfinite(scale):
+        return math.inf
     x = matrices / scale
     gram = x @ x.mH if x.shape[-2] <= x.shape[-1] else x.mH @ x
     largest = float(torch.linalg.eigvalsh(gram)[..., -1].amax())
     return scale * math.sqrt(max(largest, 0.0)) * (1 + SOLVER_SLACK)
 
 
-def times_rates(x: Tensor, rep: Rep, *, transposed: bool = False) -> Tensor:
-    """x D_i, or x D_i^T, for every rate D_i of a space: (..., dim) to (k + m, ..., dim), term by term of a sum."""
+def times_generators(x: Tensor, rep: Rep, *, transposed: bool = False) -> Tensor:
+    """x D_i, or x D_i^T, with D_i = d rho(A_i), then rho(s_j) - I: (..., dim) to (k + m, ..., dim), by terms of a sum.
+
+    These are not `rep.rates()`: rates count some pictures that rest as moving, and what they add can cancel motion.
+    """
     parts, start = [], 0
     for term, copies in terms_of(rep):
         width = term.dim * copies
         part = x[..., start : start + width].unflatten(-1, (copies, term.dim))
-        rates = term.rates().mT if transposed else term.rates()
-        parts.append(torch.einsum("...d,kde->k...e", part, rates).flatten(-2))
+        steps = term.steps()
+        generators = torch.cat([term.lie(), steps - identity_like(steps)])
+        generators = generators.mT if transposed else generators
+        parts.append(torch.einsum("...d,kde->k...e", part, generators).flatten(-2))
         start += width
     return torch.cat(parts, -1)
 
@@ -92,18 +100,18 @@ def linear_map(view: Tensor, of: Spectrum, blocks: int = 1) -> LinearMap | None:
     if maps is not None:
         shape = (-1, maps.target.dim, maps.source.dim)
         matrix, moving = view.reshape(shape), (view - still).reshape(shape)
-        if max(largest_term(maps.source), largest_term(maps.target)) > LARGEST_RATES:
+        if max(largest_term(maps.source), largest_term(maps.target)) > LARGEST_GENERATOR:
             return LinearMap(matrix, None, moving)
-        moved = times_rates(matrix, maps.source) - times_rates(matrix.mT, maps.target, transposed=True).mT
+        moved = times_generators(matrix, maps.source) - times_generators(matrix.mT, maps.target, transposed=True).mT
         return LinearMap(matrix, moved, moving)
     if view.ndim <= len(rep.shape):
         return None
     rows = view.shape[0] // blocks
     shape = (blocks, rows, -1)
     matrix, moving = view.reshape(shape), (view - still).reshape(shape)
-    if rep.dim > LARGEST_RATES:
+    if rep.dim > LARGEST_GENERATOR:
         return LinearMap(matrix, None, moving)
-    moved = times_rates(view.reshape(-1, rep.dim), rep, transposed=True)
+    moved = times_generators(view.reshape(-1, rep.dim), rep, transposed=True)
     return LinearMap(matrix, moved.reshape(len(moved), *shape), moving)
 
 

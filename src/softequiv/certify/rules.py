@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import functools
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -39,7 +40,6 @@ LIPSCHITZ = {
     "tanh": 1.0,
     "abs": 1.0,
     "hardtanh": 1.0,
-    "softplus": 1.0,
     "sigmoid": 0.25,
     "hardsigmoid": 1 / 6,
     "gelu": 1.13,  # largest slope 1.12890 at sqrt 2; the form with tanh stays below 1.1290
@@ -49,7 +49,7 @@ LIPSCHITZ = {
     "selu": 1.7581,  # scale times alpha
     "neg": 1.0,
 }
-AT_ZERO = {"softplus": math.log(2), "sigmoid": 0.5, "hardsigmoid": 0.5}
+AT_ZERO = {"sigmoid": 0.5, "hardsigmoid": 0.5}
 SAME = ("clone", "contiguous", "alias", "detach", "lift_fresh_copy", "_to_copy", "to", "dropout", "feature_dropout")
 RESHAPES = ("view", "reshape", "flatten", "squeeze", "unsqueeze", "_unsafe_view")
 NO_CONSTANT = {
@@ -109,7 +109,7 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
 
 
 def settled(signal: Any, call: Call) -> Signal:
-    """A padded picture as a picture of its own; the border may repeat pixels, which makes it larger."""
+    """A padded picture as a picture of its own, if it moves as one; the border may repeat pixels."""
     if not isinstance(signal, Signal):
         raise call.refuse("its first argument does not depend on the input")
     how = signal.how
@@ -118,11 +118,10 @@ def settled(signal: Any, call: Call) -> Signal:
     if isinstance(call.elements.group, Shifts):
         raise call.refuse(f"a {how.mode} border does not shift with the picture")
     refuse_lopsided(call, [before - after for before, after in how.border], "its padding")
-    sizes = tuple(n + 2 * before for n, (before, _) in zip(how.inside.sizes, how.border, strict=True))
-    repeats = 1.0
-    for n, (before, after) in zip(how.inside.sizes, how.border, strict=True):
-        repeats *= copies(n, before, after, how.mode)
-    return signal.through(signal.shape, Pixels(how.inside.channels, sizes), math.sqrt(repeats))
+    every = [(n, before, after) for n, (before, after) in zip(how.inside.sizes, how.border, strict=True)]
+    repeats = math.prod(copies(*axis, how.mode) for axis in every)
+    moves = as_picture(call, how.inside.channels, tuple(map(sum, every)))
+    return signal.through(signal.shape, moves, math.sqrt(repeats))
 
 
 def copies(n: int, before: int, after: int, mode: str) -> int:
@@ -138,7 +137,7 @@ def refuse_lopsided(call: Call, excess: Sequence[int], what: str) -> None:
     turned = call.elements.reversed_axes[-len(excess) :]
     for axis, (surplus, turns) in enumerate(zip(excess, turned, strict=True)):
         if turns and surplus:
-            raise call.refuse(f"{what} leaves {abs(surplus)} pixels over at one end of axis {axis}, so it cannot turn")
+            raise call.refuse(f"{what} leaves pixels over at one end of axis {axis}, {abs(surplus)}; it cannot turn")
 
 
 def per_axis(value: Any, axes: int) -> list[int]:
@@ -147,20 +146,41 @@ def per_axis(value: Any, axes: int) -> list[int]:
     return [int(values[0])] * axes if len(values) == 1 else [int(v) for v in values]
 
 
+def refuse_unbatched(call: Call, x: Signal) -> None:
+    """conv2d takes samples, channels and two axes of pixels; torch lets the first one be left out."""
+    axes = re.search(r"\d(?=d)", call.op)
+    if axes is not None and len(x.shape) != 2 + int(axes[0]):
+        raise call.refuse(f"its input has shape {x.shape}; give an example with samples and channels before the pixels")
+
+
 def picture(call: Call, x: Signal) -> Pixels:
     """The picture that an operation on pixels needs."""
+    refuse_unbatched(call, x)
     if isinstance(x.how, Pixels) and not x.how.flat:
         return x.how
     if isinstance(x.how, Still) and len(x.shape) > 2 and math.prod(x.shape[2:]) == 1:
         return Pixels(x.shape[1], x.shape[2:])
     if isinstance(x.how, Moving) and not x.how.flat:
-        raise call.refuse(f"{call.elements.group} does not permute pixels, and no such action commutes with it")
+        raise refuse_mixing(call)
     raise call.refuse(f"it takes pictures, and its input {x.how}")
+
+
+def refuse_mixing(call: Call) -> UnboundedError:
+    """Turns by other angles than quarters mix pixels."""
+    return call.refuse(f"{call.elements.group} does not permute pixels, and no such operation commutes with it")
+
+
+def as_picture(call: Call, channels: int, sizes: tuple[int, ...]) -> How:
+    """How a picture that an operation on pixels has made moves."""
+    how = call.elements.picture(channels, sizes)
+    if isinstance(how, Moving):
+        raise refuse_mixing(call)
+    return how
 
 
 def outcome(call: Call) -> How:
     """How the result of an operation on pixels moves, from its shape."""
-    return call.elements.picture(call.shape[1], call.shape[2:])
+    return as_picture(call, call.shape[1], call.shape[2:])
 
 
 @dataclass(frozen=True)
@@ -189,6 +209,7 @@ def geometry(call: Call, weight: Tensor) -> tuple[Signal, Geometry]:
         before = after = per_axis(given, axes)
     x = call["input"]
     if isinstance(x, Signal) and isinstance(x.how, Padded):
+        refuse_unbatched(call, x)
         border, exact = x.how.border, set(stride) == {1} and not any(before)
         if x.how.mode == "constant":
             before = [p + extra for p, (extra, _) in zip(before, border, strict=True)]
@@ -222,7 +243,10 @@ def convolution(call: Call) -> Signal:
     if space is not None and len(space.shape) > axes:
         raise call.refuse(f"its channels carry {space}; only plain channels are known here")
     x, lies = geometry(call, weight)
-    refuse_geometry(call, lies)
+    moves = outcome(call)
+    still = math.prod(lies.sizes) == 1 and isinstance(moves, Still)  # nothing moves, so nothing can go wrong
+    if not still:
+        refuse_geometry(call, lies)
     norm_of = functools.partial(
         convolution_norm,
         sizes=lies.sizes,
@@ -233,8 +257,8 @@ def convolution(call: Call) -> Signal:
     )
     bias = call.get("bias")
     ground = 0.0 if bias is None else float(bias.to(torch.float64).norm()) * math.sqrt(math.prod(call.shape[2:]))
-    out = x.through(call.shape, outcome(call), norm_of(weight), ground)
-    if isinstance(call.elements.group, Shifts):
+    out = x.through(call.shape, moves, norm_of(weight), ground)
+    if still or isinstance(call.elements.group, Shifts):
         return out  # a circular convolution commutes with shifts whatever its kernel
     assert call.elements.elements is not None  # groups that permute pixels and are not shifts have at most 8
     defect = max(norm_of(call.elements.moved(weight, g, axes) - weight) for g in call.elements.elements)
@@ -309,14 +333,25 @@ def entries(call: Call) -> Signal:
 def pointwise(call: Call) -> Signal:
     """|f(a) - f(b)| <= L |a - b|."""
     x, constant = entries(call), LIPSCHITZ[call.op]
-    if call.op == "softplus" and float(call.get("beta", 1)) != 1:
-        raise call.refuse("only beta = 1 is known")
     if call.op == "hardtanh" and not float(call.get("min_val", -1)) <= 0 <= float(call.get("max_val", 1)):
         raise call.refuse("its bounds do not contain zero")
     return x.through(x.shape, x.how, constant, AT_ZERO.get(call.op, 0.0) * math.sqrt(x.entries))
 
 
 RULES.update(dict.fromkeys(LIPSCHITZ, pointwise))
+
+
+@rule("softplus")
+def softplus(call: Call) -> Signal:
+    """log(1 + exp(b x)) / b, and x itself where b x is beyond the threshold t: a jump of log(1 + exp(-t)) / b."""
+    x, beta, threshold = entries(call), float(call.get("beta", 1)), float(call.get("threshold", 20))
+    if beta <= 0 or threshold < 0:
+        raise call.refuse(f"beta {beta:g} with threshold {threshold:g} is not known")
+    spread = math.sqrt(x.entries) / beta
+    out = x.through(x.shape, x.how, 1.0, math.log(2) * spread)
+    if x.total == NOTHING:
+        return out
+    return out.adding(call.where, Affine(0.0, math.log1p(math.exp(-threshold)) * spread))
 
 
 @rule("leaky_relu")
@@ -329,6 +364,8 @@ def leaky_relu(call: Call) -> Signal:
 def elu(call: Call) -> Signal:
     x = entries(call)
     alpha, scale, inner = (float(call.get(name, 1)) for name in ("alpha", "scale", "input_scale"))
+    if inner < 0:
+        raise call.refuse("with a negative input_scale it grows without limit")
     return x.through(x.shape, x.how, abs(scale) * max(1.0, abs(alpha * inner)))
 
 
@@ -343,6 +380,8 @@ RULES.update(dict.fromkeys(SAME, unchanged))
 
 def reshaped(call: Call) -> Signal:
     x = call.x
+    if call.get("dtype") is not None:
+        raise call.refuse("it reads the bits of activations as other numbers")
     if call.shape[:1] != x.shape[:1]:
         raise call.refuse("it mixes samples")
     if isinstance(x.how, Still):
@@ -398,6 +437,8 @@ def constant_sample(call: Call, constant: Any, x: Signal) -> Tensor:
 def mul(call: Call) -> Signal:
     """Multiples by a constant that the group leaves alone."""
     first, second = call["self"], call["other"]
+    if call.get("rounding_mode") is not None:
+        raise call.refuse(f"with rounding_mode {call['rounding_mode']!r} it jumps")
     if isinstance(first, Signal) and isinstance(second, Signal):
         raise call.refuse("activations are multiplied by activations: no global constant exists")
     if call.op == "div" and not isinstance(first, Signal):

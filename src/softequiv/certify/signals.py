@@ -23,7 +23,7 @@ MOST_ELEMENTS = 16  # so many are tried one by one; of larger sets the generator
 
 
 class UnboundedError(Exception):
-    """A network, or a part of it, for which no bound can be given; the message says why."""
+    """A network, or a part of it, for which no bound is computed; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -150,9 +150,15 @@ class Signal:
 
 def permutes(rep: Rep) -> bool:
     """Whether every element permutes the coordinates of a space."""
-    steps = [term.steps() for term, _ in terms_of(rep)]
-    whole = all(bool((((s - 0).abs() < 1e-12) | ((s - 1).abs() < 1e-12)).all()) for s in steps)
-    return whole and not any(bool(term.lie().any()) for term, _ in terms_of(rep))
+    terms = [term for term, _ in terms_of(rep)]
+    return all(are_permutations(term.steps()) and not bool(term.lie().any()) for term in terms)
+
+
+def are_permutations(matrices: Tensor) -> bool:
+    """Whether each of (m, n, n) matrices has a single 1 in every row and column, and zeros elsewhere."""
+    ones = (matrices - 1).abs() < 1e-12
+    zeros = matrices.abs() < 1e-12
+    return bool((ones | zeros).all() and (ones.sum(-1) == 1).all() and (ones.sum(-2) == 1).all())
 
 
 def permutes_pixels(group: Group) -> bool:

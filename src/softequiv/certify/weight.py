@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from softequiv.adapt.find import CONVOLUTIONS
-from softequiv.certify.operator import as_hom, linear_map, operator_change, spectral_norm
+from softequiv.certify.operator import LinearMap, as_hom, linear_map, operator_change, spectral_norm
 from softequiv.errors import WeightError
 from softequiv.nn import Layout
 from softequiv.nn.layers import is_scalar
@@ -63,10 +63,11 @@ class WeightCertificate:
 
     `error`: ||W rho_X(g) - rho_Y(g) W||_F <= error ||W||_F. `operator`: the same in operator norm, None for a table or
     a bias. `haar`: root mean square of the change over the whole group; `supremum`: its bound; None where the group is
-    not compact or does not act orthogonally. `paper`: b sqrt(n_G) r (times sqrt(d') for d' outputs that turn), without
-    its unknown residual, for the same range; `paper_whole` for the whole group. `kappa`: growth of representations that
-    are not orthogonal, contained in `error` and `operator`. `rounding`: what computing in the weight's dtype adds, see
-    `rounding_of`. `levels` and `directions` are those on which the weight has energy beyond rounding.
+    not compact or does not act orthogonally, and no `haar` where the space only comes close to the action. `paper`:
+    b sqrt(n_G) r (times sqrt(d') for d' outputs that turn), without its unknown residual, for the same range;
+    `paper_whole` for the whole group. `kappa`: growth of representations that are not orthogonal, contained in `error`
+    and `operator`. `rounding`: what computing in the weight's dtype adds, see `rounding_of`. `levels` and `directions`
+    are those on which the weight has energy beyond rounding.
     """
 
     name: str
@@ -138,6 +139,13 @@ def turning_outputs(rep: Rep) -> int:
     return 1 if maps is None or is_scalar(maps.target) else maps.target.dim
 
 
+def fan_in(module: nn.Module, linear: LinearMap) -> int:
+    """How many products one output of a layer is the sum of."""
+    if isinstance(module, (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)):
+        return module.in_channels // module.groups * math.prod(module.kernel_size)
+    return linear.matrix.shape[-1]
+
+
 def paper_bound(of: Spectrum, b: float, radius: float) -> float:
     """b sqrt(n_G d') r: Claims 1 and 2 of the paper without their residual."""
     generators = len(of.rep.group.lie) + len(of.rep.group.steps)
@@ -173,12 +181,12 @@ def certified(weight: Located, within: float) -> WeightCertificate:
         directions_total=rep.dim,
         error=error,
         operator=operator,
-        haar=supremum / math.sqrt(2) if supremum is not None and rep.exact else None,
+        haar=supremum / math.sqrt(2) if supremum is not None and rep.exact and rep.settled else None,
         supremum=supremum,
         paper=paper_bound(of, b, reach),
         paper_whole=paper_bound(of, b, group.covering_radius) if group.compact else None,
         kappa=kappa,
-        rounding=None if linear is None else rounding_of(value.dtype, linear.matrix.shape[-1] + 1, kappa),
+        rounding=None if linear is None else rounding_of(value.dtype, fan_in(weight.module, linear) + 1, kappa),
         asked=weight.asked,
         sha256=digest(value),
     )
