@@ -5,7 +5,19 @@ equivariant exactly when its weight is invariant. So filter the weight's group s
 """
 
 from softequiv.actions import Acts, Pictures, Points, Still, Tokens, Vectors
-from softequiv.adapt import Plan, bake, load, load_tensors, plan, save, set_softness, soften, stored_tensors
+from softequiv.adapt import (
+    Plan,
+    bake,
+    load,
+    load_tensors,
+    open_model,
+    plan,
+    save,
+    save_model,
+    set_softness,
+    soften,
+    stored_tensors,
+)
 from softequiv.certify import Certificate, NetworkCertificate, certify, certify_network
 from softequiv.errors import (
     GainError,
@@ -109,6 +121,7 @@ __all__ = [
     "load",
     "load_tensors",
     "measure",
+    "open_model",
     "outer",
     "parse_group",
     "parse_range",
@@ -118,6 +131,7 @@ __all__ = [
     "regular",
     "representation",
     "save",
+    "save_model",
     "scalar",
     "schur",
     "set_softness",

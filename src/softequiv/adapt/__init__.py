@@ -2,7 +2,21 @@
 
 from softequiv.adapt.bake import bake
 from softequiv.adapt.checkpoint import load, load_tensors, recipe, save, stored_tensors
+from softequiv.adapt.opening import open_model, save_model
 from softequiv.adapt.plan import Plan, plan
 from softequiv.adapt.soften import set_softness, soften
 
-__all__ = ["Plan", "bake", "load", "load_tensors", "plan", "recipe", "save", "set_softness", "soften", "stored_tensors"]
+__all__ = [
+    "Plan",
+    "bake",
+    "load",
+    "load_tensors",
+    "open_model",
+    "plan",
+    "recipe",
+    "save",
+    "save_model",
+    "set_softness",
+    "soften",
+    "stored_tensors",
+]

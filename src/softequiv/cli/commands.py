@@ -1,0 +1,312 @@
+"""The commands: each opens what it is given, calls one function of the library, and returns the answer."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any, cast
+
+import typer
+from rich.text import Text
+from torch import nn
+
+from softequiv.adapt import bake, plan, soften
+from softequiv.adapt.opening import open_model, refuse_occupied, save_model
+from softequiv.certify import Certificate, certify
+from softequiv.certify.certificate import group_of, target_ranges
+from softequiv.cli import doctor, options, tables
+from softequiv.cli.app import Answer, app, command
+from softequiv.cli.images import Images, open_images
+from softequiv.errors import GroupError, SoftEquivError
+from softequiv.groups import Group, parse_group, parse_range
+from softequiv.measure import measure
+from softequiv.nn import Mode, soft_weights
+from softequiv.reps import Action
+
+__all__ = ["app"]
+
+GAP_PICTURES = 16  # on which a certificate compares the modelled action with a true one
+
+
+def opened(name: str, trust_remote_code: bool) -> nn.Module:
+    """The model of that name; a bar is shown for downloads only."""
+    if Path(name).is_dir() or not sys.stderr.isatty():
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    return open_model(name, trust_remote_code=trust_remote_code)
+
+
+def read_group(text: str | None) -> Group | None:
+    """A group as people write it."""
+    return None if text is None else parse_group(text)
+
+
+def read_range(text: str | None) -> float | None:
+    """A range as people write it."""
+    return None if text is None else parse_range(text)
+
+
+def own_group(model: nn.Module) -> Group:
+    """The group that a model was softened for."""
+    group = group_of(model)
+    if group is None:
+        raise GroupError("this model has no soft weights, so say for which group, such as --group 'SO(2)'")
+    return group
+
+
+def own_range(model: nn.Module) -> float | None:
+    """The range of a model's error target; None where it has none, or more than one."""
+    targets = set(target_ranges(model))
+    return targets.pop() if len(targets) == 1 else None
+
+
+def asked(
+    group: str,
+    softness: float | None,
+    error: float | None,
+    within: str | None,
+    only: list[str] | None,
+    skip: list[str] | None,
+    action: str,
+) -> dict[str, Any]:
+    """What `plan` and `soften` of the library take, from what a shell gives."""
+    if (softness is None) == (error is None) or (error is None) != (within is None):
+        raise typer.BadParameter("say how equivariant in one way: --softness, or --error together with --within")
+    return {
+        "group": parse_group(group),
+        "softness": softness,
+        "error": error,
+        "within": read_range(within),
+        "only": only or None,
+        "skip": skip or (),
+        "action": cast(Action, action),
+    }
+
+
+@command('softequiv plan ./vit --group "SO(2)" --softness 0.8')
+def plan_command(
+    model: options.Model,
+    group: options.Group,
+    softness: options.Softness = None,
+    error: options.Error = None,
+    within: options.Within = None,
+    only: options.Only = None,
+    skip: options.Skip = None,
+    action: options.ActionName = "exact",
+    image_size: options.ImageSize = None,
+    trust_remote_code: options.TrustCode = False,
+) -> Answer:
+    """Show what soften would do.
+
+    Which weights it would filter, which not and why, and what geometry will spoil.
+    """
+    arguments = asked(group, softness, error, within, only, skip, action)
+    found = plan(opened(model, trust_remote_code), image_size=image_size, **arguments)
+    return Answer(tables.plan_entries(found), tables.plan_shown(found))
+
+
+@command('softequiv soften ./vit --group "SO(2)" --error 0.2 --within 30deg -o soft/')
+def soften_command(
+    model: options.Model,
+    group: options.Group,
+    out: options.NewFolder,
+    softness: options.Softness = None,
+    error: options.Error = None,
+    within: options.Within = None,
+    mode: options.Mode = "parametrize",
+    only: options.Only = None,
+    skip: options.Skip = None,
+    action: options.ActionName = "exact",
+    image_size: options.ImageSize = None,
+    trust_remote_code: options.TrustCode = False,
+) -> Answer:
+    """Make a model as equivariant as asked.
+
+    The soft model is written into a folder, with the recipe that says what was done.
+    """
+    arguments = asked(group, softness, error, within, only, skip, action)
+    refuse_occupied(out)
+    net = opened(model, trust_remote_code)
+    found = plan(net, image_size=image_size, **arguments)
+    soften(net, mode=cast(Mode, mode), **arguments)
+    save_model(net, out)
+    last = Text(f"written to {out}; next: softequiv certify {out}")
+    return Answer({**tables.plan_entries(found), "mode": mode, "out": str(out)}, (*tables.plan_shown(found), last))
+
+
+@command("softequiv certify soft/ -o certificate.json")
+def certify_command(
+    model: options.Model,
+    group: options.OwnGroup = None,
+    within: options.OwnRange = None,
+    action: options.ActionName = "exact",
+    data: options.SomeData = None,
+    size: options.Size = None,
+    out: options.CertificateFile = None,
+    verify: options.VerifiedFile = None,
+    trust_remote_code: options.TrustCode = False,
+) -> Answer:
+    """State what is guaranteed of a model's weights.
+
+    With --verify, say whether a certificate holds for the model; if not, the exit code is 1.
+    """
+    if verify is not None:
+        if any(given is not None for given in (group, within, data, out)):
+            raise typer.BadParameter("--verify takes everything from the certificate; leave the other options out")
+        certificate = Certificate.load(verify)
+        result = certificate.verify(opened(model, trust_remote_code))
+        style = "green" if result.ok else "red"
+        return Answer(dataclasses.asdict(result), (Text(str(result), style=style),), 0 if result.ok else 1)
+    asked_group, asked_range = read_group(group), read_range(within)
+    net = opened(model, trust_remote_code)
+    images = None
+    if data is not None:
+        images = pictures_of(open_images(data, net, size=size, limit=GAP_PICTURES, batch=GAP_PICTURES))[0]
+    found = certify(net, asked_range, asked_group or own_group(net), action=cast(Action, action), images=images)
+    entries, shown = tables.certificate_entries(found), tables.certificate_shown(found)
+    if out is None:
+        return Answer(entries, shown)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    found.save(out)
+    return Answer({**entries, "out": str(out)}, (*shown, Text(f"written to {out}")))
+
+
+def pictures_of(images: Images) -> tuple[Any, Any]:
+    """The first batch as (pictures, labels or None)."""
+    batch = next(iter(images))
+    return batch if isinstance(batch, tuple) else (batch, None)
+
+
+@command("softequiv measure soft/ --data pictures/ --within 30deg")
+def measure_command(
+    model: options.Model,
+    data: options.Data,
+    group: options.OwnGroup = None,
+    within: options.OwnRange = None,
+    elements: options.Elements = 4,
+    jacobians: options.Jacobians = 16,
+    batch_size: options.BatchSize = 32,
+    size: options.Size = None,
+    limit: options.Limit = None,
+    seed: options.Seed = 0,
+    trust_remote_code: options.TrustCode = False,
+) -> Answer:
+    """Measure how a model's answers follow pictures.
+
+    The pictures of a folder are moved by elements of the group; every figure has a 95% interval.
+    """
+    asked_group, asked_range = read_group(group), read_range(within)
+    net = opened(model, trust_remote_code)
+    asked_group = asked_group or own_group(net)
+    asked_range = own_range(net) if asked_range is None else asked_range
+    images = open_images(data, net, size=size, limit=limit, seed=seed, batch=batch_size)
+    found = measure(
+        *(net, images, asked_group, asked_range),
+        elements=elements,
+        batch_size=batch_size,
+        jacobians=jacobians,
+        seed=seed,
+    )
+    found = dataclasses.replace(found, notes=(*found.notes, *images.notes))
+    return Answer(found.to_dict(), tables.measurement_shown(found))
+
+
+@command("softequiv bake soft/ -o plain/")
+def bake_command(model: options.Model, out: options.NewFolder, trust_remote_code: options.TrustCode = False) -> Answer:
+    """Make a soft model plain again, at no cost.
+
+    The filtered weights are written under the original keys, so that transformers or timm opens the folder.
+    """
+    refuse_occupied(out)
+    net = opened(model, trust_remote_code)
+    names = [weight.name for weight in soft_weights(net)]
+    if not names:
+        raise SoftEquivError(f"{model} has no soft weights, so there is nothing to bake; soften it first")
+    save_model(bake(net), out)
+    return Answer(
+        {"weights": names, "out": str(out)}, (Text(f"{len(names)} weights baked; a plain model is in {out}"),)
+    )
+
+
+@command("softequiv report soft/ --data pictures/ -o report.html")
+def report_command(
+    model: options.Model,
+    data: options.Data,
+    out: options.Page = Path("report.html"),
+    group: options.OwnGroup = None,
+    within: options.OwnRange = None,
+    size: options.Size = None,
+    limit: options.Most = 64,
+    seed: options.Seed = 0,
+    trust_remote_code: options.TrustCode = False,
+) -> Answer:
+    """Write one page with the dial and all figures.
+
+    It needs no network: the dial over softness, the certificate, what was measured, and which layer is to blame.
+    """
+    from softequiv import report
+
+    asked_group, asked_range = read_group(group), read_range(within)
+    net = opened(model, trust_remote_code)
+    asked_group = asked_group or own_group(net)
+    asked_range = own_range(net) if asked_range is None else asked_range
+    images = open_images(data, net, size=size, limit=limit, seed=seed, batch=limit)
+    pictures, labels = pictures_of(images)
+    settings = {"opened": model, "pictures from": str(data), "seed": str(seed)}
+    settings |= {"remark": "; ".join(images.notes)} if images.notes else {}
+    found = report.build(net, pictures, labels, group=asked_group, within=asked_range, settings=settings)
+    report.write_report(out, found)
+    notes = [Text(note) for note in images.notes]
+    return Answer(
+        {"out": str(out), "pictures": len(pictures), "notes": list(images.notes)},
+        (*notes, Text(f"written to {out}: open it in a browser")),
+    )
+
+
+@command("softequiv demo")
+def demo_command(
+    folder: Annotated[Path, typer.Argument(help="Where to write.")] = Path("demo"),
+    seed: options.Seed = 0,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A few seconds, to see that it runs; the figures mean nothing.")
+    ] = False,
+) -> Answer:
+    """See all of it on digits, in about a minute.
+
+    Offline: train a small model, soften it, certify, measure, compare, and write a page.
+    """
+    from softequiv.experiments import demo
+
+    page = demo.run(folder, seed=seed, quick=quick)
+    return Answer({"out": str(page)}, ())  # it has told its story while it went
+
+
+@command("softequiv doctor")
+def doctor_command() -> Answer:
+    """Check that everything is in place.
+
+    Versions, devices, extras and data are listed, and a small layer is softened and certified.
+    """
+    versions, devices, extras = doctor.versions(), doctor.devices(), doctor.extras()
+    data, test = doctor.data_folder(), doctor.self_test()
+    found = data.is_dir()
+    entries = {
+        "ok": test.ok,
+        "versions": versions,
+        "devices": devices,
+        "extras": {
+            extra.name: {"present": extra.present, "versions": extra.versions, "install": extra.install}
+            for extra in extras
+        },
+        "data": {"folder": str(data), "found": found},
+        "self_test": {"ok": test.ok, "asked": test.asked, "certified": test.certified, "problem": test.problem},
+    }
+    rows = [(name, version) for name, version in versions.items()]
+    rows += [("device", device) for device in devices]
+    for extra in extras:
+        having = ", ".join(f"{name} {version or 'missing'}" for name, version in extra.versions.items())
+        rows.append((f"extra {extra.name}", having if extra.present else f"{having}: {extra.install}"))
+    rows.append(("data", f"{data}" if found else f"not found at {data}; only experiments need it: set SOFTEQUIV_DATA"))
+    shown = (tables.table(("what", "found"), rows), Text(str(test), style="bold green" if test.ok else "bold red"))
+    return Answer(entries, shown, 0 if test.ok else 1)

@@ -1,0 +1,214 @@
+"""Which pictures are in this folder? They are read in batches, prepared as the model's own preprocessor says, with
+classes from the names of sub-folders.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+from torch import Tensor, nn
+
+from softequiv.adapt.opening import PREPROCESSOR
+from softequiv.adapt.plan import config_size
+from softequiv.errors import SoftEquivError
+
+ENDINGS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")  # torchvision's
+MODES = {1: "L", 3: "RGB"}
+BILINEAR = 2  # pillow's number for it, as preprocessor files have it
+NAMES = {"bilinear": 2, "bicubic": 3}  # timm's words for pillow's numbers
+
+Prepare = Callable[[Any], Tensor]  # a picture of pillow -> (C, H, W)
+
+
+@dataclass(frozen=True)
+class Images:
+    """The pictures of a folder in batches: (N, C, H, W), with labels (N,) where they are known."""
+
+    paths: tuple[Path, ...]
+    labels: tuple[int, ...] | None
+    prepare: Prepare
+    channels: int
+    batch_size: int
+    notes: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return -(-len(self.paths) // self.batch_size)
+
+    def __iter__(self) -> Iterator[Tensor | tuple[Tensor, Tensor]]:
+        for start in range(0, len(self.paths), self.batch_size):
+            some = slice(start, start + self.batch_size)
+            pictures = stacked(self.paths[some], [self.read(path) for path in self.paths[some]])
+            yield pictures if self.labels is None else (pictures, torch.tensor(self.labels[some]))
+
+    def read(self, path: Path) -> Tensor:
+        """One picture as the model wants it; a file that is none is named."""
+        from PIL import Image
+
+        try:
+            with Image.open(path) as file:
+                picture = file.convert(MODES[self.channels])
+        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as problem:
+            raise SoftEquivError(
+                f"{path} cannot be read as a picture ({problem}); copy it again, or take it away"
+            ) from problem
+        return self.prepare(picture)
+
+
+def open_images(
+    folder: Path, model: nn.Module, *, size: int | None = None, limit: int | None = None, seed: int = 0, batch: int = 32
+) -> Images:
+    """The pictures below a folder, as the model wants them; class folders are numbered in the order of their names, or
+    by the model's own numbers where it knows all the names. With `limit`, so many of them, drawn at random.
+    """
+    if not folder.is_dir():
+        raise SoftEquivError(f"there is no folder {str(folder)!r}; give --data a folder of pictures")
+    try:
+        import PIL  # noqa: F401
+    except ImportError:
+        raise SoftEquivError("reading pictures needs pillow: pip install 'softequiv[images]'") from None
+    channels = channels_of(model)
+    prepare, unsure = preparation(model, channels, size)
+    classes = {inner.name: pictures_below(inner) for inner in sorted(folder.iterdir()) if inner.is_dir()}
+    classes = {name: pictures for name, pictures in classes.items() if pictures}
+    loose = [path for path in sorted(folder.iterdir()) if is_picture(path)]
+    if loose and classes:
+        raise SoftEquivError(
+            f"{folder} holds pictures ({loose[0].name}, ...) beside folders of pictures ({next(iter(classes))}, ...); "
+            "put every picture into the folder of its class, or all into one folder"
+        )
+    if not loose and not classes:
+        raise SoftEquivError(f"{folder} holds no pictures; known endings are {', '.join(ENDINGS)}")
+    numbers, unknown = class_numbers(list(classes), model)
+    pairs = [(path, 0) for path in loose]
+    pairs += [(path, numbers.get(name, 0)) for name, pictures in classes.items() for path in pictures]
+    if limit is not None and limit < len(pairs):
+        pairs = sorted(random.Random(seed).sample(pairs, limit))
+    return Images(
+        paths=tuple(path for path, _ in pairs),
+        labels=tuple(number for _, number in pairs) if numbers else None,
+        prepare=prepare,
+        channels=channels,
+        batch_size=batch,
+        notes=tuple(note for note in (unsure, unknown) if note),
+    )
+
+
+def is_picture(path: Path) -> bool:
+    """Whether the name is that of a picture."""
+    return path.suffix.lower() in ENDINGS and path.is_file()
+
+
+def pictures_below(folder: Path) -> list[Path]:
+    """Every picture in a folder and its folders, in the order of their names."""
+    return sorted(path for path in folder.rglob("*") if is_picture(path))
+
+
+def stacked(paths: Sequence[Path], pictures: Sequence[Tensor]) -> Tensor:
+    """One batch, (N, C, H, W)."""
+    for path, picture in zip(paths, pictures, strict=True):
+        if picture.shape != pictures[0].shape:
+            raise SoftEquivError(
+                f"{path} becomes {tuple(picture.shape)} and {paths[0]} {tuple(pictures[0].shape)}: the model's "
+                "preprocessor keeps their shapes; cut them to squares with --size"
+            )
+    return torch.stack(list(pictures))
+
+
+def class_numbers(names: Sequence[str], model: nn.Module) -> tuple[dict[str, int], str]:
+    """The number of each class folder, and where they cannot be told, why not."""
+    config = getattr(model, "config", None)
+    count = getattr(config, "num_labels", None) or getattr(model, "num_classes", None)
+    if not names or "Segmentation" in type(model).__name__:
+        return {}, ""
+    known: Mapping[str, int] = getattr(config, "label2id", None) or {}
+    if all(name in known for name in names):
+        return {name: int(known[name]) for name in names}, ""
+    if len(names) == count:
+        return {name: number for number, name in enumerate(sorted(names))}, ""
+    return {}, (
+        f"labels not used: {len(names)} class folders, {count} classes of the model, and their names differ "
+        f"({names[0]}, ...)"
+    )
+
+
+def channels_of(model: nn.Module) -> int:
+    """Colours of the pictures that a model takes."""
+    first = next((module.in_channels for module in model.modules() if isinstance(module, nn.Conv2d)), 3)
+    channels = int(getattr(getattr(model, "config", None), "num_channels", None) or first)
+    if channels not in MODES:
+        raise SoftEquivError(f"the model takes {channels} channels, and pictures have 1 or 3; measure it in Python")
+    return channels
+
+
+def preparation(model: nn.Module, channels: int, size: int | None) -> tuple[Prepare, str]:
+    """How a picture is made ready for a model, and what had to be guessed."""
+    own: Mapping[str, Any] = getattr(model, "pretrained_cfg", None) or {}
+    if own:
+        return timm_preparation(own, size), ""
+    source = Path(str(getattr(getattr(model, "config", None), "name_or_path", "")))
+    known = (source / PREPROCESSOR).is_file()
+    if known and size is None and channels == 3:
+        import transformers
+
+        processors: Any = transformers.AutoImageProcessor
+        return Processed(processors.from_pretrained(source)), ""
+    side = size or config_size(model)
+    if side is None:
+        raise SoftEquivError("the model does not say how large its pictures are; give --size")
+    settings = json.loads((source / PREPROCESSOR).read_text(encoding="utf-8")) if known else {}
+    mean, std = (0.0,), (1.0,)
+    if known and settings.get("do_normalize", True):
+        mean, std = tuple(settings["image_mean"]), tuple(settings["image_std"])
+    if len(mean) not in (1, channels):
+        raise SoftEquivError(
+            f"{source / PREPROCESSOR} normalises {len(mean)} channels and the model takes {channels}; correct that file"
+        )
+    note = "" if known else f"no {PREPROCESSOR} beside the model: pictures are scaled to [0, 1] and not normalised"
+    return Squares(side, mean, std, resample=int(settings.get("resample", BILINEAR))), note
+
+
+def timm_preparation(settings: Mapping[str, Any], size: int | None) -> Prepare:
+    """As timm evaluates."""
+    side = size or int(settings["input_size"][-1])
+    resample = NAMES.get(settings.get("interpolation", "bilinear"), BILINEAR)
+    crop = 1.0 if size else float(settings.get("crop_pct") or 1.0)
+    return Squares(side, tuple(settings["mean"]), tuple(settings["std"]), crop, resample)
+
+
+@dataclass(frozen=True)
+class Squares:
+    """The shorter side becomes size / crop pixels, the middle square is cut out; (x - mean) / std with x in [0, 1]."""
+
+    size: int
+    mean: tuple[float, ...] = (0.0,)
+    std: tuple[float, ...] = (1.0,)
+    crop: float = 1.0
+    resample: int = BILINEAR
+
+    def __call__(self, picture: Any) -> Tensor:
+        scale = self.size / self.crop / min(picture.size)
+        width, height = (max(self.size, round(side * scale)) for side in picture.size)
+        left, top = (width - self.size) // 2, (height - self.size) // 2
+        picture = picture.resize((width, height), self.resample)
+        picture = picture.crop((left, top, left + self.size, top + self.size))
+        pixels = torch.from_numpy(numpy.array(picture, dtype=numpy.float32) / 255).reshape(self.size, self.size, -1)
+        mean, std = torch.tensor(self.mean), torch.tensor(self.std)
+        return ((pixels - mean) / std).permute(2, 0, 1).contiguous()
+
+
+@dataclass(frozen=True)
+class Processed:
+    """As the model's own processor of transformers says."""
+
+    processor: Any
+
+    def __call__(self, picture: Any) -> Tensor:
+        pixels: Tensor = self.processor(images=picture, return_tensors="pt")["pixel_values"][0]
+        return pixels

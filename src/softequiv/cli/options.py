@@ -1,0 +1,49 @@
+"""Which arguments do commands share? Their names, forms and help, each said once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Model = Annotated[str, typer.Argument(metavar="MODEL", help="A folder, a hub id, or timm:name.", show_default=False)]
+TrustCode = Annotated[bool, typer.Option("--trust-remote-code", help="Let the model run Python files of its own.")]
+
+Group = Annotated[str, typer.Option("--group", "-g", help="The group: SO(2), C18, D4, Reflection.", show_default=False)]
+OwnGroup = Annotated[
+    str | None, typer.Option("--group", "-g", help="The group: SO(2), C18, D4; by default the soft model's own.")
+]
+Within = Annotated[str | None, typer.Option("--within", "-w", help="The range: 30deg, 0.5rad, or a path length.")]
+OwnRange = Annotated[
+    str | None,
+    typer.Option("--within", "-w", help="The range: 30deg, 0.5rad; by default the model's target, else all of it."),
+]
+Softness = Annotated[float | None, typer.Option("--softness", "-s", help="The dial: 0 is equivariant, 1 unchanged.")]
+Error = Annotated[float | None, typer.Option("--error", "-e", help="The most that a weight may change; with --within.")]
+Mode = Annotated[
+    str, typer.Option("--mode", help="parametrize filters in the forward pass, project keeps plain modules.")
+]
+Only = Annotated[list[str] | None, typer.Option("--only", help="A weight or pattern to soften; repeat for more.")]
+Skip = Annotated[list[str] | None, typer.Option("--skip", help="A weight or pattern to leave alone; repeat for more.")]
+ActionName = Annotated[str, typer.Option("--action", help="How the group turns a grid of pixels.")]
+ImageSize = Annotated[int | None, typer.Option("--image-size", help="Check the geometry at this size.", min=1)]
+
+NewFolder = Annotated[Path, typer.Option("--out", "-o", help="The folder to write; it must be new.")]
+CertificateFile = Annotated[Path | None, typer.Option("--out", "-o", help="Write the certificate as JSON.")]
+VerifiedFile = Annotated[Path | None, typer.Option("--verify", help="Does this certificate hold for the model?")]
+Page = Annotated[Path, typer.Option("--out", "-o", help="The page to write.")]
+
+Data = Annotated[
+    Path, typer.Option("--data", "-d", help="A folder of pictures; folders in it are classes.", show_default=False)
+]
+SomeData = Annotated[Path | None, typer.Option("--data", "-d", help="Compare the modelled action on these pictures.")]
+Size = Annotated[int | None, typer.Option("--size", help="Side of the pictures, instead of the model's own.", min=1)]
+Limit = Annotated[int | None, typer.Option("--limit", help="Take so many pictures, drawn at random.", min=1)]
+Most = Annotated[int, typer.Option("--limit", help="Take at most so many pictures, drawn at random.", min=1)]
+Elements = Annotated[int, typer.Option("--elements", help="Group elements drawn for every picture.", min=1)]
+Jacobians = Annotated[
+    int, typer.Option("--jacobians", help="Pictures for the relative error, the slow figure; 0 leaves it out.", min=0)
+]
+BatchSize = Annotated[int, typer.Option("--batch-size", help="Pictures at a time.", min=1)]
+Seed = Annotated[int, typer.Option("--seed", help="The seed of everything random.")]
