@@ -100,7 +100,7 @@ def certificate_shown(certificate: Certificate) -> tuple[Table | Text, ...]:
     lines = [
         f"no element of {certificate.group}, {span(certificate.within)}, changes a weight above by more than its "
         "error, relative to its norm",
-        f"not certified: {len(others)} other weight{"s" * (len(others) != 1)}, normalisation, strides and borders, and what later layers make "
+        f"not certified: {len(others)} other weight{'s' * (len(others) != 1)}, normalisation, strides and borders, and what later layers make "
         "of the change; measure shows these",
         *(f"model of the action: {gap}" for gap in certificate.gaps),
         f"sha256 {certificate.sha256}",
