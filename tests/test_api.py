@@ -7,7 +7,10 @@ RANGES = "Angle degrees radians parse_range"
 REPS = "Rep scalar vector tensor regular frequency spin grid representation lift outer"
 SPECTRA = "Spectrum Filter spectrum dense"
 GAINS = "hard smooth schur softness least_distortion"
-MODELS = "Plan plan soften set_softness bake save load open_model save_model stored_tensors load_tensors hold project soft_weights"
+MODELS = (
+    "Plan plan soften set_softness bake save load open_model save_model stored_tensors load_tensors hold project "
+    "soft_weights"
+)
 ACTIONS = "Acts Pictures Points Still Tokens Vectors"
 GUARANTEES = "certify Certificate certify_network NetworkCertificate"
 MEASURES = "measure Measurement attribute Attribution"

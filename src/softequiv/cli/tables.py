@@ -100,8 +100,8 @@ def certificate_shown(certificate: Certificate) -> tuple[Table | Text, ...]:
     lines = [
         f"no element of {certificate.group}, {span(certificate.within)}, changes a weight above by more than its "
         "error, relative to its norm",
-        f"not certified: {len(others)} other weight{'s' * (len(others) != 1)}, normalisation, strides and borders, and what later layers make "
-        "of the change; measure shows these",
+        f"not certified: {len(others)} other weight{'s' * (len(others) != 1)}, normalisation, strides and borders, and "
+        "what later layers make of the change; measure shows these",
         *(f"model of the action: {gap}" for gap in certificate.gaps),
         f"sha256 {certificate.sha256}",
     ]
@@ -117,10 +117,7 @@ def measurement_shown(found: Measurement) -> tuple[Table | Text, ...]:
     where = "all of it" if found.within is None else f"within {found.within!r}"
     moves = f"{found.elements} elements {'given' if found.given else 'drawn for each'}"
     title = f"{found.group}, {where}: {found.samples} samples, {moves}, seed {found.seed}"
-    rows = [
-        (row.name, f"{row.value:.4g}", row.interval, str(row.n), row.formula)
-        for row in found.rows
-    ]
+    rows = [(row.name, f"{row.value:.4g}", row.interval, str(row.n), row.formula) for row in found.rows]
     columns = ("figure", "value", "95% interval", "n", "formula")
     return (
         Text(title, style="bold"),

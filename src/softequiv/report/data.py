@@ -1,0 +1,140 @@
+"""What is on a report? Plain values, one `Stop` for each position of the dial, kept as JSON; pictures are data URIs.
+
+A page is a function of these values alone, so it can be drawn again from the file.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from softequiv.certify.weight import WeightCertificate
+from softequiv.errors import SoftEquivError
+from softequiv.measure.measurement import Row
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Levels:
+    """The spectrum of the shown weight: energy at each level before and after the filter, and the gain between them."""
+
+    levels: tuple[float, ...]
+    counts: tuple[int, ...]
+    before: tuple[float, ...]
+    after: tuple[float, ...]
+    gains: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class View:
+    """The shown layer as pictures: its weights, f(x), g f(x), f(gx) and |f(gx) - g f(x)|.
+
+    `error` is ||f(gx) - g f(x)|| / ||f(x)|| for the shown picture, where g f(x) lies inside the frame. The features are
+    None where the layer's output is no map.
+    """
+
+    weights: str
+    features: str | None
+    turned: str | None
+    moved: str | None
+    difference: str | None
+    error: float | None
+
+
+@dataclass(frozen=True)
+class Blame:
+    """One part of the network, its share of the error, and why."""
+
+    part: str
+    share: float
+    why: str
+
+
+@dataclass(frozen=True)
+class Stop:
+    """Everything that the page shows at one position of the dial."""
+
+    softness: float
+    view: View
+    spectrum: Levels
+    certified: tuple[WeightCertificate, ...]
+    measured: tuple[Row, ...]
+    verdict: str
+    blames: tuple[Blame, ...]
+
+
+@dataclass(frozen=True)
+class Compared:
+    """Another model beside the dial: the largest certified error of its weights, and what was measured."""
+
+    name: str
+    certified: float
+    measured: tuple[Row, ...]
+
+
+@dataclass(frozen=True)
+class ReportData:
+    """One report; `start` is the stop that the page opens with, `layer` the weight that it shows."""
+
+    title: str
+    model: str
+    group: str
+    within: str
+    element: str
+    layer: str
+    picture: str
+    moved_picture: str
+    stops: tuple[Stop, ...]
+    start: int
+    compared: tuple[Compared, ...]
+    settings: Mapping[str, str]
+
+    def to_json(self) -> str:
+        """The report as JSON text."""
+        return json.dumps({"format": FORMAT, **dataclasses.asdict(self)}, indent=1)
+
+    @staticmethod
+    def from_json(text: str) -> ReportData:
+        """The report that `to_json` wrote."""
+        try:
+            entries = json.loads(text)
+        except json.JSONDecodeError as problem:
+            raise SoftEquivError(f"the report is not JSON, it may be cut short: {problem}; build it again") from None
+        if not isinstance(entries, dict) or entries.pop("format", None) != FORMAT:
+            raise SoftEquivError(f"this is not a report of format {FORMAT}; it needs the softequiv that wrote it")
+        try:
+            entries["stops"] = tuple(_stop(entry) for entry in entries["stops"])
+            entries["compared"] = tuple(
+                Compared(**{**entry, "measured": _rows(entry["measured"])}) for entry in entries["compared"]
+            )
+            return ReportData(**entries)
+        except (KeyError, TypeError) as problem:
+            raise SoftEquivError(
+                f"the report is damaged: {type(problem).__name__}: {problem}; build it again"
+            ) from None
+
+
+def value_of(rows: tuple[Row, ...], *names: str) -> Row | None:
+    """The first of these figures that was measured."""
+    found = {row.name: row for row in rows}
+    return next((found[name] for name in names if name in found), None)
+
+
+def _rows(entries: list[dict[str, Any]]) -> tuple[Row, ...]:
+    return tuple(Row(**entry) for entry in entries)
+
+
+def _stop(entry: dict[str, Any]) -> Stop:
+    return Stop(
+        softness=entry["softness"],
+        view=View(**entry["view"]),
+        spectrum=Levels(**{key: tuple(values) for key, values in entry["spectrum"].items()}),
+        certified=tuple(WeightCertificate(**{**w, "shape": tuple(w["shape"])}) for w in entry["certified"]),
+        measured=_rows(entry["measured"]),
+        verdict=entry["verdict"],
+        blames=tuple(Blame(**blame) for blame in entry["blames"]),
+    )
