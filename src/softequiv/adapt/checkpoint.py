@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from softequiv._files import written_whole
 from softequiv.adapt.plan import plan
 from softequiv.errors import SoftEquivError
 from softequiv.gains import Gain, hard, least_distortion, schur, smooth, softness
@@ -150,12 +150,10 @@ def save(model: nn.Module, folder: str | Path) -> None:
     text = json.dumps(recipe(model), indent=1)
     target.mkdir(parents=True, exist_ok=True)
     tensors = {name: value.detach().cpu().clone().contiguous() for name, value in stored_tensors(model).items()}
-    part = target / f".{WEIGHTS}.part"
-    save_file(tensors, part, metadata={"format": "pt"})
-    os.replace(part, target / WEIGHTS)
-    part = target / f".{RECIPE}.part"
-    part.write_text(text)
-    os.replace(part, target / RECIPE)
+    with written_whole(target / WEIGHTS) as part:
+        save_file(tensors, part, metadata={"format": "pt"})
+    with written_whole(target / RECIPE) as part:
+        part.write_text(text)
 
 
 def load(model: nn.Module, folder: str | Path) -> nn.Module:

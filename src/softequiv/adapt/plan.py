@@ -11,6 +11,7 @@ from typing import get_args
 
 from torch import nn
 
+from softequiv._text import aligned
 from softequiv.adapt.find import Found, Setting, Skipped, find
 from softequiv.adapt.geometry import Uneven, uneven_layers
 from softequiv.errors import GainError, GroupError, SoftEquivError
@@ -65,8 +66,7 @@ class Plan:
             levels = len(spectrum(weight.soft.rep).levels)
             shape = "x".join(map(str, weight.shape))
             rows.append((weight.found.name, weight.found.what, shape, str(levels), weight.kept, weight.holds))
-        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+        lines = aligned(rows)
         reasons = Counter(skipped.reason for skipped in self.skipped)
         lines.append(f"left alone: {len(self.skipped)} weights")
         for reason, count in reasons.most_common():

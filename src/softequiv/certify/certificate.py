@@ -9,7 +9,6 @@ import dataclasses
 import hashlib
 import json
 import math
-import os
 import platform
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -22,6 +21,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from softequiv._files import written_whole
+from softequiv._text import aligned
 from softequiv.adapt.bake import bake
 from softequiv.adapt.checkpoint import action_of
 from softequiv.adapt.find import Found, Setting, find
@@ -104,10 +105,9 @@ class Certificate:
 
     def save(self, path: str | Path) -> None:
         """Write the certificate as a JSON file, whole or not at all."""
-        target = Path(path)
-        part = target.with_name(f".{target.name}.part")
-        part.write_text(self.to_json())
-        os.replace(part, target)
+        text = self.to_json()
+        with written_whole(path) as part:
+            part.write_text(text)
 
     @staticmethod
     def load(path: str | Path) -> Certificate:
@@ -463,9 +463,3 @@ def written(certificate: Certificate) -> str:
             f"sha256 {certificate.sha256}",
         ]
     )
-
-
-def aligned(rows: list[tuple[str, ...]]) -> list[str]:
-    """Rows as lines with columns of one width."""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

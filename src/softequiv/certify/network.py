@@ -18,10 +18,11 @@ import torch
 from torch import Tensor, nn
 from torch.export.graph_signature import OutputKind, TensorArgument
 
+from softequiv._text import aligned
 from softequiv.adapt.bake import bake
 from softequiv.adapt.checkpoint import action_of
 from softequiv.adapt.plan import as_group
-from softequiv.certify.certificate import Certificate, aligned, certify, span
+from softequiv.certify.certificate import Certificate, certify, span
 from softequiv.certify.rules import NO_CONSTANT, RULES, Call
 from softequiv.certify.signals import Affine, How, Moving, Range, Signal, UnboundedError
 from softequiv.errors import SoftEquivError

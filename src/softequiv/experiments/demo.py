@@ -9,11 +9,10 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
-import os
 import platform
 import textwrap
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
@@ -26,13 +25,15 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional
 
+from softequiv._files import written_whole
+from softequiv._text import aligned
 from softequiv.actions import Pictures
 from softequiv.adapt import load_tensors, soften, stored_tensors
 from softequiv.certify.certificate import versions
 from softequiv.errors import SoftEquivError
 from softequiv.groups import SO, degrees
 from softequiv.measure import measure
-from softequiv.measure.measurement import Row, aligned
+from softequiv.measure.measurement import Row
 from softequiv.measure.progress import progress
 from softequiv.report import ReportData, build, write_report
 
@@ -138,7 +139,8 @@ def ran(folder: Path, setup: Setup) -> Path:
         print(wrapped(sentence))
     page = write_report(folder / "report.html", data)
     seconds = time.perf_counter() - began
-    write_whole(folder / "results.json", written(results, sentences, setup, digits, seconds))
+    with written_whole(folder / "results.json") as part:
+        part.write_text(json.dumps(written(results, sentences, setup, digits, seconds), indent=1))
     print(
         f"\n{seconds:.0f} seconds. Open {page} in a browser and move the dial; all figures: {folder / 'results.json'}"
     )
@@ -264,22 +266,8 @@ def keep(model: nn.Module, path: Path, cell: Cell) -> None:
     """Write a finished cell, whole or not at all."""
     tensors = {name: value.detach().clone().contiguous() for name, value in stored_tensors(model).items()}
     told = {"cell": json.dumps(asdict(cell))}
-    whole(path, lambda part: save_file(tensors, part, metadata=told))
-
-
-def write_whole(path: Path, entries: Mapping[str, Any]) -> None:
-    """Write a JSON file, whole or not at all."""
-    whole(path, lambda part: part.write_text(json.dumps(entries, indent=1)))
-
-
-def whole(path: Path, write: Callable[[Path], Any]) -> None:
-    """Write under a temporary name, then rename; an interruption leaves nothing behind."""
-    part = path.with_name(f".{path.name}.part")
-    try:
-        write(part)
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
+    with written_whole(path) as part:
+        save_file(tensors, part, metadata=told)
 
 
 def train(model: nn.Module, cell: Cell, digits: Digits, setup: Setup) -> None:

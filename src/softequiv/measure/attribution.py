@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from softequiv._text import aligned
 from softequiv.actions import Acts, Pictures, Still
 from softequiv.adapt.bake import bake
 from softequiv.adapt.find import Setting, Skipped, find
@@ -31,7 +32,7 @@ from softequiv.measure.data import batches, check_count, count
 from softequiv.measure.elements import Elements, as_range, drawn_moves
 from softequiv.measure.frame import inside
 from softequiv.measure.functional import check_finite
-from softequiv.measure.measurement import aligned, check_actions, default_target
+from softequiv.measure.measurement import check_actions, default_target
 from softequiv.measure.plots import share_bars
 from softequiv.measure.progress import progress
 from softequiv.nn import soft_weights

@@ -6,7 +6,7 @@ Every figure comes with a bootstrap interval over the samples, each of which has
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from softequiv._text import aligned
 from softequiv.actions import Acts, Pictures, Still
 from softequiv.adapt.plan import as_group
 from softequiv.errors import SoftEquivError
@@ -99,12 +100,6 @@ class Measurement:
             },
             "notes": list(self.notes),
         }
-
-
-def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lines with the columns one under the other."""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
 def combined(means: Tensor) -> Tensor:

@@ -4,13 +4,13 @@ which one is seen; the page loads nothing and can be read, printed and searched 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Sequence
 from html import escape
 from importlib.resources import files
 from pathlib import Path
 from string import Template
 
+from softequiv._files import written_whole
 from softequiv.certify.weight import WeightCertificate
 from softequiv.errors import SoftEquivError
 from softequiv.measure.measurement import Row
@@ -32,12 +32,8 @@ def write_report(path: str | Path, data: ReportData) -> Path:
         )
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
-    part = target.with_name(f".{target.name}.part")
-    try:
+    with written_whole(target) as part:
         part.write_bytes(text)
-        os.replace(part, target)
-    finally:
-        part.unlink(missing_ok=True)
     return target
 
 
