@@ -23,7 +23,7 @@ import softequiv as se
 from softequiv.adapt.opening import open_model
 from softequiv.cli import app as cli_app
 from softequiv.cli import commands, doctor
-from softequiv.cli.images import Squares, open_images
+from softequiv.tasks.images import Squares, open_images
 from zoo import CASES
 
 COMMANDS = ("soften", "plan", "certify", "measure", "bake", "report", "demo", "doctor")

@@ -18,12 +18,12 @@ from softequiv.certify import Certificate, certify
 from softequiv.certify.certificate import group_of, target_ranges
 from softequiv.cli import doctor, options, tables
 from softequiv.cli.app import Answer, app, command
-from softequiv.cli.images import Images, open_images
 from softequiv.errors import GroupError, SoftEquivError
 from softequiv.groups import Group, parse_group, parse_range
 from softequiv.measure import measure
 from softequiv.nn import Mode, soft_weights
 from softequiv.reps import Action
+from softequiv.tasks.images import Images, open_images
 
 __all__ = ["app"]
 

@@ -10,7 +10,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import torch
 from torch import Tensor
@@ -240,7 +240,7 @@ class Group(ABC):
         reach = self.reach(within)
         k = len(self.lie)
         if k == 0:
-            near = [g for g in self.elements() if g.length <= reach + 1e-9]
+            near = elements_within(self, reach)
             return near[int(torch.randint(len(near), (), generator=generator))]
         if len(self.steps) == 0:
             direction = torch.randn(k, dtype=torch.float64, generator=generator)
@@ -303,6 +303,12 @@ class Group(ABC):
         from softequiv.groups.products import product
 
         return product(self, other)
+
+
+@lru_cache(maxsize=16)  # a draw would otherwise list the group again
+def elements_within(group: Group, length: float) -> tuple[Element, ...]:
+    """All elements of a finite group of at most that path length."""
+    return tuple(g for g in group.elements() if g.length <= length + 1e-9)
 
 
 def matrix_key(matrix: Tensor) -> bytes:

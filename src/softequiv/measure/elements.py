@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 
 import torch
 
@@ -55,17 +54,7 @@ def drawn(group: Group, within: float | None, elements: Elements, generator: tor
     check_elements(group, within, elements)
     if not isinstance(elements, int):
         return list(elements)
-    if within is None or len(group.lie):
-        return [group.random(generator, within) for _ in range(elements)]
-    near = elements_near(group, within)
-    return [near[int(torch.randint(len(near), (), generator=generator))] for _ in range(elements)]
-
-
-@lru_cache(maxsize=16, typed=True)  # an Angle and a path length are equal as numbers
-def elements_near(group: Group, within: float) -> tuple[Element, ...]:
-    """All elements of a finite group in the range."""
-    reach = group.reach(within) + 1e-9
-    return tuple(g for g in group.elements() if g.length <= reach)
+    return [group.random(generator, within) for _ in range(elements)]
 
 
 def drawn_moves(group: Group, within: float | None, elements: Elements, generator: torch.Generator) -> list[Element]:
