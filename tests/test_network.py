@@ -423,7 +423,8 @@ def test_parts_add_up_and_name_the_layers_to_blame():
     certificate = certify_network(net, "C4", math.inf, torch.zeros(1, 1, 8, 8))
     assert certificate.slope == pytest.approx(sum(part.slope for part in certificate.parts.values()))
     assert certificate.offset == pytest.approx(sum(part.offset for part in certificate.parts.values()))
-    assert set(certificate.parts) == {"2"}  # the first layer's kernel is its own quarter turn to the last bit
+    blamed = {name for name, part in certificate.parts.items() if part.slope > 1e-5 * certificate.slope}
+    assert blamed == {"2"}  # the first layer's kernel is its own quarter turn up to rounding
     assert str(certificate).splitlines()[4].startswith("2")
 
 
