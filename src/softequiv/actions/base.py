@@ -6,6 +6,7 @@ The precision in which actions compute is decided here, once.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -33,6 +34,19 @@ class Acts(ABC):
         self.check(g.group, x)
         return None
 
+    def stacked(self, elements: Sequence[Element]) -> Tensor | None:
+        """What `each` needs to know of elements, (len(elements), ...) on the CPU; None where it knows no such form."""
+        return None
+
+    def each(self, x: Tensor, group: Group, stack: Tensor) -> Tensor:
+        """Sample i moved by element i, all in one call: x is (N, ...), `stack` the N elements as `stacked` has them."""
+        raise NotImplementedError(f"{type(self).__name__} moves samples one element at a time")
+
+    def valid_each(self, x: Tensor, group: Group, stack: Tensor) -> Tensor | None:
+        """`valid` sample by sample: bool, (N, ...) and broadcastable to x; None where all entries are real."""
+        self.check(group, x)
+        return None
+
 
 @dataclass(frozen=True)
 class Still(Acts):
@@ -47,6 +61,12 @@ class Still(Acts):
         """Everything can be left alone."""
 
     def __call__(self, x: Tensor, g: Element) -> Tensor:
+        return x
+
+    def stacked(self, elements: Sequence[Element]) -> Tensor:
+        return torch.zeros(len(elements), 0)
+
+    def each(self, x: Tensor, group: Group, stack: Tensor) -> Tensor:
         return x
 
 

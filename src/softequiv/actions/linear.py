@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -41,8 +42,18 @@ class Vectors(Acts):
 
     def __call__(self, x: Tensor, g: Element) -> Tensor:
         self.check(g.group, x)
+        return self._moved(x, self.rep.rho(g))
+
+    def stacked(self, elements: Sequence[Element]) -> Tensor:
+        return torch.stack([self.rep.rho(g) for g in elements])
+
+    def each(self, x: Tensor, group: Group, stack: Tensor) -> Tensor:
+        self.check(group, x[0])
+        return self._moved(x, stack)
+
+    def _moved(self, x: Tensor, matrix: Tensor) -> Tensor:
         lead = x.shape[: x.ndim - len(self.rep.shape)]
-        return _times(self.rep.rho(g), x.reshape(*lead, self.rep.dim)).reshape(x.shape)
+        return _times(matrix, x.reshape(*lead, self.rep.dim)).reshape(x.shape)
 
 
 @dataclass(frozen=True)
@@ -80,11 +91,24 @@ class Points(Acts):
 
     def __call__(self, x: Tensor, g: Element) -> Tensor:
         self.check(g.group, x)
+        return self._moved(x, g.matrix)
+
+    def stacked(self, elements: Sequence[Element]) -> Tensor:
+        return torch.stack([g.matrix for g in elements])
+
+    def each(self, x: Tensor, group: Group, stack: Tensor) -> Tensor:
+        self.check(group, x[0])
+        return self._moved(x, stack)
+
+    def _moved(self, x: Tensor, matrix: Tensor) -> Tensor:
         if self.centre == "origin":
-            return _times(g.matrix, x)
+            return _times(matrix, x)
         wide = x.to(working_dtype(x.dtype))
-        centre = wide.mean(-2, keepdim=True) if self.centre == "mean" else wide.new_tensor(self.centre)
-        return (centre + _times(g.matrix, wide - centre)).to(x.dtype)
+        if isinstance(self.centre, str):
+            centre = wide.mean(-2, keepdim=True)
+        else:
+            centre = torch.tensor(self.centre, dtype=wide.dtype).to(x.device, non_blocking=True)
+        return (centre + _times(matrix, wide - centre)).to(x.dtype)
 
 
 def _is_point(value: object) -> bool:
@@ -97,7 +121,10 @@ def _check_floating(x: Tensor, what: str) -> None:
 
 
 def _times(matrix: Tensor, x: Tensor) -> Tensor:
-    """matrix x for x (..., d), computed in at least float32 whatever autocast says."""
+    """matrix x for x (..., d), or matrix i for sample i; computed in at least float32 whatever autocast says."""
     dtype = working_dtype(x.dtype)
+    turned = matrix.to(x.device, dtype, non_blocking=True).mT  # (d, d) or (N, d, d)
     with torch.autocast(x.device.type, enabled=False):
-        return (x.to(dtype) @ matrix.to(x.device, dtype).mT).to(x.dtype)
+        if matrix.ndim == 2:
+            return (x.to(dtype) @ turned).to(x.dtype)
+        return torch.bmm(x.to(dtype).reshape(len(x), -1, x.shape[-1]), turned).reshape(x.shape).to(x.dtype)

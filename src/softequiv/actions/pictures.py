@@ -7,6 +7,7 @@ Quarter turns, flips and shifts move pixels to pixels exactly; other turns resam
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -21,6 +22,7 @@ from softequiv.groups.rotations import mirror
 
 Interpolation = Literal["bicubic", "bilinear", "nearest"]
 Padding = Literal["zeros", "border", "reflection"]
+Turn = tuple[int, bool]
 
 # A turn this near to quarters is one: it is off by rounding alone, and moves no pixel of any picture visibly.
 QUARTER_TOLERANCE = 1e-9
@@ -93,28 +95,68 @@ class Pictures(Acts):
         if isinstance(g.group, Shifts):
             return x.roll(_shifts(g), (-2, -1))
         turn = _quarters(g.matrix)
-        if turn is None:
-            return self._resampled(x, g)
-        quarters, flipped = turn
-        if quarters % 2:
-            _check_square(tuple(x.shape[-2:]))
-        return (x.flip(-1) if flipped else x).rot90(quarters, (-2, -1))
+        return self._resampled(x, g.matrix[None]) if turn is None else _turned(x, *turn)
 
     def valid(self, x: Tensor, g: Element) -> Tensor | None:
         """(H, W) bool: where all pixels that the sample reads lie inside the picture; None for exact moves."""
         self.check(g.group, x)
         if isinstance(g.group, Shifts) or _quarters(g.matrix) is not None:
             return None
-        places = _sources(g, *x.shape[-2:])
-        edge = torch.tensor([x.shape[-1] - 1, x.shape[-2] - 1], dtype=torch.float64) / 2
-        return (places.abs() <= edge - FOOTPRINT[self.interpolation]).all(-1).to(x.device)
+        return self._inside(_sources(g.matrix[None], *x.shape[-2:]))[0].to(x.device)
 
-    def _resampled(self, x: Tensor, g: Element) -> Tensor:
+    def stacked(self, elements: Sequence[Element]) -> Tensor:
+        """The elements' matrices, (len(elements), 2, 2); of shifts the places moved down and right, (len, 2)."""
+        if isinstance(elements[0].group, Shifts):
+            return torch.tensor([_shifts(g) for g in elements])
+        return torch.stack([g.matrix for g in elements])
+
+    def each(self, x: Tensor, group: Group, stack: Tensor) -> Tensor:
+        """Exact where the element is; all samples that resample are read by one call."""
+        self.check(group, x[0])
+        if isinstance(group, Shifts):
+            return _rolled(x, stack)
+
+        def moved(part: Tensor, turn: Turn | None, matrices: Tensor) -> Tensor:
+            return self._resampled(part, matrices) if turn is None else _turned(part, *turn)
+
+        numbers: dict[Turn | None, list[int]] = {}
+        for i, turn in enumerate(_all_quarters(stack)):
+            numbers.setdefault(turn, []).append(i)
+        if len(numbers) == 1:
+            return moved(x, next(iter(numbers)), stack)
+        parts, order = [], []
+        for turn, alike in numbers.items():
+            rows = torch.tensor(alike)
+            parts.append(moved(x[rows.to(x.device, non_blocking=True)], turn, stack[rows]))
+            order += alike
+        return torch.cat(parts)[torch.tensor(order).argsort().to(x.device, non_blocking=True)]
+
+    def valid_each(self, x: Tensor, group: Group, stack: Tensor) -> Tensor | None:
+        """(N, H, W) bool."""
+        self.check(group, x[0])
+        if isinstance(group, Shifts):
+            return None
+        exact = torch.tensor([turn is not None for turn in _all_quarters(stack)])
+        if exact.all():
+            return None
+        home = _float64_home(x.device)
+        inside = self._inside(_sources(stack.to(home, non_blocking=True), *x.shape[-2:]))
+        return (inside | exact.to(home, non_blocking=True)[:, None, None]).to(x.device)
+
+    def _inside(self, places: Tensor) -> Tensor:
+        """Whether all pixels that are read at places (..., H, W, 2) exist: (..., H, W) bool."""
+        height, width = places.shape[-3:-1]
+        right, up = places.abs().unbind(-1)
+        footprint = FOOTPRINT[self.interpolation]
+        return (right <= (width - 1) / 2 - footprint) & (up <= (height - 1) / 2 - footprint)
+
+    def _resampled(self, x: Tensor, matrices: Tensor) -> Tensor:
+        """x (..., H, W) moved by one matrix (1, 2, 2), or sample by sample by as many, (N, 2, 2)."""
         lead, (height, width) = x.shape[:-2], x.shape[-2:]
         dtype = working_dtype(x.dtype)
+        sources = _sources(matrices.to(_float64_home(x.device), non_blocking=True), height, width)
         # grid_sample has the frame from -1 to 1 along each axis, rows downwards
-        scale = torch.tensor([2 / width, -2 / height], dtype=torch.float64)
-        places = (_sources(g, height, width) * scale).to(x.device, dtype)
+        places = torch.stack([sources[..., 0] * (2 / width), sources[..., 1] * (-2 / height)], -1).to(x.device, dtype)
 
         def sampled(batch: Tensor) -> Tensor:
             return functional.grid_sample(
@@ -127,12 +169,24 @@ class Pictures(Acts):
 
         moved = sampled(x.reshape(math.prod(lead[:1]), math.prod(lead[1:]), height, width).to(dtype))
         if self.fill:
-            outside = 1 - sampled(moved.new_ones(1, 1, height, width))
-            inside = self.valid(x, g)
-            if inside is not None and self.interpolation != "nearest":  # weights sum to 1 up to rounding only
-                outside = outside.masked_fill(inside, 0.0)
+            outside = 1 - sampled(moved.new_ones(len(places), 1, height, width))
+            if self.interpolation != "nearest":  # weights sum to 1 up to rounding only
+                outside = outside.masked_fill(self._inside(sources)[:, None].to(x.device), 0.0)
             moved = moved + self.fill * outside
         return moved.reshape(x.shape).to(x.dtype)
+
+
+def in_disc(x: Tensor, fill: float = 0.0) -> Tensor:
+    """Pictures (..., H, W) with `fill` outside the circle inscribed in the frame: no turn takes pixels out of it.
+
+    >>> in_disc(torch.ones(4, 4))
+    tensor([[0., 1., 1., 0.], [1., 1., 1., 1.], [1., 1., 1., 1.], [0., 1., 1., 0.]])
+    """
+    if x.ndim < 2:
+        raise RepresentationError(f"a picture is (..., H, W); got {tuple(x.shape)}")
+    height, width = x.shape[-2:]
+    outside = _places(height, width, _float64_home(x.device)).square().sum(-1) > (min(height, width) / 2) ** 2
+    return x.masked_fill(outside.to(x.device), fill)
 
 
 def _moves_pixels_to_pixels(group: Group) -> bool:
@@ -146,12 +200,19 @@ def _shifts(g: Element) -> tuple[int, int]:
     return down, right
 
 
-def _quarters(matrix: Tensor) -> tuple[int, bool] | None:
+def _quarters(matrix: Tensor) -> Turn | None:
     """(k, flipped) where the element flips left to right if flipped, then makes k quarter turns; None elsewhere."""
-    flipped = bool(torch.linalg.det(matrix) < 0)
-    turn = matrix @ mirror(2) if flipped else matrix
-    quarters = math.atan2(float(turn[1, 0]), float(turn[0, 0])) / (math.pi / 2)
-    return (round(quarters) % 4, flipped) if abs(quarters - round(quarters)) <= QUARTER_TOLERANCE else None
+    return _all_quarters(matrix[None])[0]
+
+
+def _all_quarters(matrices: Tensor) -> list[Turn | None]:
+    """`_quarters` of each of (N, 2, 2)."""
+    flipped = torch.linalg.det(matrices) < 0
+    turns = torch.where(flipped[:, None, None], matrices @ mirror(2), matrices)
+    quarters = torch.atan2(turns[:, 1, 0], turns[:, 0, 0]) / (math.pi / 2)
+    exact = (quarters - quarters.round()).abs() <= QUARTER_TOLERANCE
+    found = zip((quarters.round().long() % 4).tolist(), flipped.tolist(), exact.tolist(), strict=True)
+    return [(count, flip) if whole else None for count, flip, whole in found]
 
 
 def _check_square(size: tuple[int, ...]) -> None:
@@ -162,9 +223,37 @@ def _check_square(size: tuple[int, ...]) -> None:
         )
 
 
-def _sources(g: Element, height: int, width: int) -> Tensor:
-    """Where each pixel of g x reads x: g^-1 p in pixels from the middle, to the right and upwards, (H, W, 2)."""
-    right = torch.arange(width, dtype=torch.float64) - (width - 1) / 2
-    up = (height - 1) / 2 - torch.arange(height, dtype=torch.float64)
-    places = torch.stack(torch.meshgrid(right, up, indexing="xy"), -1)
-    return places @ torch.linalg.inv(g.matrix).mT
+def _turned(x: Tensor, quarters: int, flipped: bool) -> Tensor:
+    """Pictures flipped left to right if flipped, then turned by so many quarters."""
+    if quarters % 2:
+        _check_square(tuple(x.shape[-2:]))
+    return (x.flip(-1) if flipped else x).rot90(quarters, (-2, -1))
+
+
+def _rolled(x: Tensor, shifts: Tensor) -> Tensor:
+    """Sample i of x (N, ..., H, W) rolled by shifts[i] places down and to the right."""
+    height, width = x.shape[-2:]
+    down, right = shifts.to(x.device, non_blocking=True).T[..., None]  # (N, 1) each
+    rows = (torch.arange(height, device=x.device) - down) % height  # (N, H)
+    columns = (torch.arange(width, device=x.device) - right) % width  # (N, W)
+    sample = torch.arange(len(x), device=x.device)[:, None, None]
+    picture = x.reshape(len(x), -1, height, width).permute(0, 2, 3, 1)
+    return picture[sample, rows[:, :, None], columns[:, None]].permute(0, 3, 1, 2).reshape(x.shape)
+
+
+def _float64_home(device: torch.device) -> torch.device:
+    """Where places are computed: on the device itself, but for Apple's, which has no float64."""
+    return torch.device("cpu") if device.type == "mps" else device
+
+
+def _places(height: int, width: int, device: torch.device) -> Tensor:
+    """Each pixel's place p from the middle, in pixels to the right and upwards: (H, W, 2) float64."""
+    right = torch.arange(width, dtype=torch.float64, device=device) - (width - 1) / 2
+    up = (height - 1) / 2 - torch.arange(height, dtype=torch.float64, device=device)
+    return torch.stack(torch.meshgrid(right, up, indexing="xy"), -1)
+
+
+def _sources(matrices: Tensor, height: int, width: int) -> Tensor:
+    """Where each pixel of g x reads x: g^-1 p for each g of (N, 2, 2), (N, H, W, 2)."""
+    # g is orthogonal, so that its inverse needs no solver, and no wait for the device
+    return _places(height, width, matrices.device) @ matrices[:, None]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -55,13 +56,31 @@ class Tokens(Acts):
 
     def __call__(self, x: Tensor, g: Element) -> Tensor:
         self.check(g.group, x)
-        moved = self._pictures(self._picture(x), g).flatten(-2).mT
-        return torch.cat([x[..., : self.extra, :], moved], -2)
+        return self._behind_extra(x, self._pictures(self._picture(x), g))
 
     def valid(self, x: Tensor, g: Element) -> Tensor | None:
         """(extra + height * width, 1) bool, as for the picture; extra tokens are valid."""
         self.check(g.group, x)
-        inside = self._pictures.valid(self._picture(x), g)
+        return self._as_tokens(self._pictures.valid(self._picture(x), g))
+
+    def stacked(self, elements: Sequence[Element]) -> Tensor:
+        return self._pictures.stacked(elements)
+
+    def each(self, x: Tensor, group: Group, stack: Tensor) -> Tensor:
+        self.check(group, x[0])
+        return self._behind_extra(x, self._pictures.each(self._picture(x), group, stack))
+
+    def valid_each(self, x: Tensor, group: Group, stack: Tensor) -> Tensor | None:
+        """(N, extra + height * width, 1) bool."""
+        self.check(group, x[0])
+        return self._as_tokens(self._pictures.valid_each(self._picture(x), group, stack))
+
+    def _behind_extra(self, x: Tensor, picture: Tensor) -> Tensor:
+        return torch.cat([x[..., : self.extra, :], picture.flatten(-2).mT], -2)
+
+    def _as_tokens(self, inside: Tensor | None) -> Tensor | None:
+        """A mask of pictures (..., height, width) as one of tokens, (..., extra + height * width, 1)."""
         if inside is None:
             return None
-        return torch.cat([inside.new_ones(self.extra), inside.flatten()])[:, None]
+        extra = inside.new_ones(*inside.shape[:-2], self.extra)
+        return torch.cat([extra, inside.flatten(-2)], -1)[..., None]

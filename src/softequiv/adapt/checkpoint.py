@@ -24,7 +24,7 @@ from softequiv.errors import SoftEquivError
 from softequiv.gains import Gain, hard, least_distortion, schur, smooth, softness
 from softequiv.groups import Angle, parse_group
 from softequiv.nn import project, set_gain, soft_weights, soften_weight, softenable
-from softequiv.reps import Action, Cube, Rep, Square, TensorProduct
+from softequiv.reps import Action, Cube, Rep, Square
 
 WEIGHTS, RECIPE, FORMAT = "model.safetensors", "softequiv.json", 1
 ENTRIES: dict[str, type] = {"group": str, "action": str, "mode": str, "grids": dict, "weights": dict}
@@ -112,8 +112,9 @@ def recipe(model: nn.Module) -> dict[str, Any]:
 
 def action_of(rep: Rep) -> Action:
     """How a grid turns; lines and permutations know one way only."""
-    parts = rep.factors if isinstance(rep, TensorProduct) else (rep,)
-    return next((part.action for part in parts if isinstance(part, (Square, Cube))), "exact")
+    if isinstance(rep, (Square, Cube)):
+        return rep.action
+    return next((found for found in map(action_of, rep.parts) if found != "exact"), "exact")
 
 
 def written(gain: Gain) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from softequiv.errors import RepresentationError, SoftEquivError, TooLargeError
 from softequiv.groups import Group
 from softequiv.nn import Layout
 from softequiv.reps import Action, Rep, grid
+from softequiv.reps.grids import kernels
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 MOST_PREFIX_TOKENS = 8  # class, distillation and register tokens before the grid
@@ -34,6 +35,10 @@ class Setting:
     def grid(self, *sizes: int) -> Rep:
         """The action on a grid of these sizes."""
         return grid(self.group, *sizes, action=self.action)
+
+    def kernels(self, *sizes: int) -> Rep:
+        """The action on weights that are laid over pictures of these sizes."""
+        return kernels(self.group, *sizes, action=self.action)
 
 
 @dataclass(frozen=True)
@@ -112,13 +117,15 @@ def refuse_unknown_grids(model: nn.Module, setting: Setting) -> None:
             )
 
 
-def on_grid(name: str, attribute: str, what: str, setting: Setting, sizes: tuple[int, ...], layout: Layout) -> Finding:
+def on_grid(
+    name: str, attribute: str, what: str, space: Callable[..., Rep], sizes: tuple[int, ...], layout: Layout
+) -> Finding:
     """A weight on a grid, or the reason why the group does not act there."""
     full = f"{name}.{attribute}" if name else attribute
     if max(sizes) == 1:
         return Skipped(full, "a kernel of size one has no directions to filter")
     try:
-        return Found(name, attribute, what, setting.grid(*sizes), layout)
+        return Found(name, attribute, what, space(*sizes), layout)
     except (RepresentationError, TooLargeError) as error:
         return Skipped(full, str(error))
 
@@ -128,7 +135,7 @@ def convolutions(name: str, module: nn.Module, setting: Setting) -> Iterator[Fin
     if isinstance(module, CONVOLUTIONS):
         patch = module.stride == module.kernel_size and max(module.kernel_size) > 1
         what = "patch embedding" if patch else "kernel"
-        yield on_grid(name, "weight", what, setting, tuple(module.kernel_size), Layout())
+        yield on_grid(name, "weight", what, setting.kernels, tuple(module.kernel_size), Layout())
 
 
 def square_grid(tokens: int) -> tuple[int, int] | None:
@@ -152,7 +159,7 @@ def positions(name: str, module: nn.Module, setting: Setting) -> Iterator[Findin
     for attribute, table in tables:
         full = f"{name}.{attribute}" if name else attribute
         if table.ndim == 4:
-            yield on_grid(name, attribute, "positions", setting, tuple(table.shape[-2:]), Layout())
+            yield on_grid(name, attribute, "positions", setting.grid, tuple(table.shape[-2:]), Layout())
             continue
         axis = table.ndim - 2
         found = square_grid(table.shape[axis])
@@ -162,7 +169,7 @@ def positions(name: str, module: nn.Module, setting: Setting) -> Iterator[Findin
             )
         else:
             prefix, side = found
-            yield on_grid(name, attribute, "positions", setting, (side, side), Layout(axis=axis, skip=prefix))
+            yield on_grid(name, attribute, "positions", setting.grid, (side, side), Layout(axis=axis, skip=prefix))
 
 
 def relative_biases(name: str, module: nn.Module, setting: Setting) -> Iterator[Finding]:
@@ -171,7 +178,7 @@ def relative_biases(name: str, module: nn.Module, setting: Setting) -> Iterator[
         if attribute.endswith("relative_position_bias_table"):
             side = math.isqrt(table.shape[0])
             if side * side == table.shape[0]:
-                yield on_grid(name, attribute, "relative bias", setting, (side, side), Layout(axis=0))
+                yield on_grid(name, attribute, "relative bias", setting.grid, (side, side), Layout(axis=0))
             else:
                 yield Skipped(f"{name}.{attribute}", f"{table.shape[0]} displacements are no square window")
 
@@ -207,7 +214,7 @@ def flattened(name: str, module: nn.Module, setting: Setting) -> Iterator[Findin
             f"grids[{name!r}] = {sizes} has {math.prod(sizes)} entries; the layer has {module.in_features} inputs: "
             "give (channels, H, W)"
         )
-    yield on_grid(name, "weight", "flattened grid", setting, sizes[1:], Layout(axis=1, channels=sizes[0]))
+    yield on_grid(name, "weight", "flattened grid", setting.kernels, sizes[1:], Layout(axis=1, channels=sizes[0]))
 
 
 FINDERS: tuple[Finder, ...] = (convolutions, positions, relative_biases, rotary, patch_merging, flattened)

@@ -17,7 +17,7 @@ from softequiv.adapt.geometry import Uneven, uneven_layers
 from softequiv.errors import GainError, GroupError, SoftEquivError
 from softequiv.gains import Gain, LevelGain, least_distortion
 from softequiv.gains import softness as softness_gain
-from softequiv.groups import Group, parse_group
+from softequiv.groups import Group, parse_group, parse_range
 from softequiv.nn import Soft, is_constraint, soft_weights
 from softequiv.reps import Action
 from softequiv.spectrum import spectrum
@@ -121,13 +121,22 @@ def as_group(group: Group | str) -> Group:
     return group
 
 
+def range_of(within: float | str | None) -> float | None:
+    """A range, also as people write it, such as "30deg".
+
+    >>> range_of("30deg"), range_of(2.0)
+    (30deg, 2.0)
+    """
+    return parse_range(within) if isinstance(within, str) else within
+
+
 def plan(
     model: nn.Module,
     group: Group | str,
     *,
     softness: Softness | None = None,
     error: float | None = None,
-    within: float | None = None,
+    within: float | str | None = None,
     gain: Gain | None = None,
     only: Iterable[str] | None = None,
     skip: Iterable[str] = (),
@@ -173,10 +182,12 @@ def plan(
     for finding in found:
         if finding.name not in chosen:
             continue
-        own = chosen_gain(finding.name, softness, error, within, gain)
+        own = chosen_gain(finding.name, softness, error, range_of(within), gain)
         if own is None:
             skipped.append(Skipped(finding.name, "no softness given for it"))
             continue
+        if finding.name not in parameters:
+            raise SoftEquivError(f"{finding.name} is parametrised already; remove or merge that first, or skip it")
         shape = tuple(parameters[finding.name].shape)
         planned.append(Planned(finding, Soft(finding.rep, own, finding.layout), shape))
     size = image_size or config_size(model)

@@ -24,7 +24,7 @@ def soften(
     *,
     softness: Softness | None = None,
     error: float | None = None,
-    within: float | None = None,
+    within: float | str | None = None,
     gain: Gain | None = None,
     mode: Mode = "parametrize",
     only: Iterable[str] | None = None,
@@ -35,9 +35,9 @@ def soften(
     """Filter every weight of a model that lives on a grid, in place, and return the model.
 
     `softness` 0 is equivariant and 1 leaves the model as it is; `error`, `within` ask for a certified relative change
-    of
-    every weight it touches, with the least change to the pretrained values. `mode` "parametrize" filters in the forward
-    pass; "project" keeps plain modules and needs `hold(model, optimizer)`. The other arguments are those of `plan`.
+    of every weight it touches over a range such as degrees(30) or "30deg", with the least change to the pretrained
+    values. `mode` "parametrize" filters in the forward pass; "project" keeps plain modules and needs
+    `hold(model, optimizer)`. The other arguments are those of `plan`.
 
     >>> import torch, softequiv as se
     >>> net = se.soften(nn.Conv2d(3, 8, 5), "SO(2)", error=0.1, within=se.degrees(30))

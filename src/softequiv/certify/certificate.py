@@ -26,7 +26,7 @@ from softequiv._text import aligned
 from softequiv.adapt.bake import bake
 from softequiv.adapt.checkpoint import action_of
 from softequiv.adapt.find import Found, Setting, find
-from softequiv.adapt.plan import as_group
+from softequiv.adapt.plan import as_group, range_of
 from softequiv.certify.modelled import ActionGap, action_gaps
 from softequiv.certify.weight import Located, WeightCertificate, certified, digest, gathered
 from softequiv.errors import GroupError, SoftEquivError
@@ -146,7 +146,7 @@ class Verification:
 
 def certify(
     model: nn.Module,
-    within: float | None = None,
+    within: float | str | None = None,
     group: Group | str | None = None,
     *,
     grids: Mapping[str, tuple[int, ...]] | None = None,
@@ -178,6 +178,7 @@ def certify(
         weights, targets = found_located(bake(model, copy=True) if own else model, Setting(chosen, action, grids)), []
     if not weights:
         raise SoftEquivError(f"no weight of {type(model).__name__} lives on a representation of {chosen}")
+    within = range_of(within)
     if within is None:
         within = targets[0] if len(set(targets)) == 1 and targets[0] is not None else math.inf
     reach = chosen.reach(within)

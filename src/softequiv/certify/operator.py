@@ -18,6 +18,7 @@ from torch import Tensor
 
 from softequiv._linalg import identity_like
 from softequiv.reps import Hom, Rep, TensorProduct, tensor_product, terms_of
+from softequiv.reps.base import is_dual
 from softequiv.spectrum import Spectrum
 
 LARGEST_GENERATOR = 4096  # those of a larger space would take more than 134 MB each; the other two bounds remain
@@ -111,7 +112,8 @@ def linear_map(view: Tensor, of: Spectrum, blocks: int = 1) -> LinearMap | None:
     matrix, moving = view.reshape(shape), (view - still).reshape(shape)
     if rep.dim > LARGEST_GENERATOR:
         return LinearMap(matrix, None, moving)
-    moved = times_generators(view.reshape(-1, rep.dim), rep, transposed=True)
+    flat = view.reshape(-1, rep.dim)  # in a dual, w rho(s) - w needs no inverse of rho(s)
+    moved = times_generators(flat, rep.T) if is_dual(rep) else times_generators(flat, rep, transposed=True)
     return LinearMap(matrix, moved.reshape(len(moved), *shape), moving)
 
 

@@ -5,12 +5,13 @@ Each class takes the outputs on x and on the moved x batch by batch, keeps sums,
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from softequiv.actions import Pictures, Points
+from softequiv.actions import Acts, Moves, Pictures, Points
 from softequiv.errors import SoftEquivError
 from softequiv.groups import Element
 from softequiv.measure.functional import (
@@ -135,8 +136,13 @@ class SegmentationMetrics(_Sums):
         self._add_counts("pixels")
         self._add_sums("divergence")
 
-    def update(self, logits: Tensor, moved_logits: Tensor, labels: Tensor, g: Element) -> None:
-        """Add a batch moved by one element: F(x) (N, K, H, W), F(g x) (N, K, H, W), labels of x (N, H, W)."""
+    def update(
+        self, logits: Tensor, moved_logits: Tensor, labels: Tensor, g: Element | Moves, chosen: Tensor | None = None
+    ) -> None:
+        """Add a batch: F(x) (N, K, H, W), F(g x) (N, K, H, W), labels of x (N, H, W).
+
+        All samples were moved by the element g, or sample i by element chosen[i] of a pool, `chosen` (N,).
+        """
         if labels.ndim != 3 or logits.shape != (len(labels), self.classes, *labels.shape[1:]):
             raise SoftEquivError(
                 f"scores are (N, {self.classes}, H, W) and labels (N, H, W); got {tuple(logits.shape)} and "
@@ -144,14 +150,19 @@ class SegmentationMetrics(_Sums):
             )
         check_finite(logits, "pixel scores")
         check_finite(moved_logits, "pixel scores of moved data")
-        divergence = kl_divergence(moved_logits, self.pictures(logits, g), dim=1)  # (N, H, W)
+        scores, masks = (_acting(g, acts) for acts in (self.pictures, Pictures("nearest", fill=self.ignore_index)))
+        if isinstance(g, Element):
+            chosen = torch.zeros(len(labels), dtype=torch.int64)
+        elif chosen is None:
+            raise SoftEquivError("a pool of moves says nothing of each sample's element; give `chosen`, their numbers")
+        divergence = kl_divergence(moved_logits, scores(logits, chosen), dim=1)  # (N, H, W)
         check_whole(labels)
         labels = labels.long()  # a narrow type may not hold the ignored label
-        moved_labels = Pictures("nearest", fill=self.ignore_index)(labels, g)
+        moved_labels = masks(labels, chosen)
         counts = confusion_counts(logits.argmax(1), labels, self.classes, self.ignore_index)
         moved_counts = confusion_counts(moved_logits.argmax(1), moved_labels, self.classes, self.ignore_index)
-        inside = self.pictures.valid(logits, g)
-        valid = divergence if inside is None else divergence[:, inside]
+        inside = scores.valid(logits, chosen)
+        valid = divergence if inside is None else divergence[inside]
         self.counts += counts
         self.moved_counts += moved_counts
         self._add(divergence=valid)
@@ -232,6 +243,12 @@ class TrajectoryMetrics(_Sums):
             "cFDE": (final + moved_final) / 2,
             "eErr": self.difference.double() / agents,
         }
+
+
+@lru_cache(maxsize=16)
+def _acting(g: Element | Moves, acts: Acts) -> Moves:
+    """One element, or a pool of them, acting as told; kept, as a pool is stacked once."""
+    return Moves(acts, g.group, elements=[g]) if isinstance(g, Element) else g.on(acts)
 
 
 def _counted(count: Tensor, what: str) -> Tensor:

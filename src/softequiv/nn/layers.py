@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from softequiv.errors import RepresentationError
 from softequiv.gains import Gain, LevelGain, softness
 from softequiv.nn.weight import Layout, Mode, Soft, soften_weight
-from softequiv.reps import Action, Rep, Trivial, direct_sum, grid, terms_of
+from softequiv.reps import Action, Rep, Trivial, direct_sum, terms_of
+from softequiv.reps.grids import kernels
 from softequiv.spectrum import spectrum
 
 EXACT: Gain = softness(0)
@@ -81,8 +82,8 @@ def per_group(rep: Rep, groups: int) -> Rep:
 def kernel_soft(
     source: Rep, target: Rep, sizes: tuple[int, ...], gain: Gain, groups: int, transposed: bool, action: Action
 ) -> Soft:
-    """Representation and layout of a convolution kernel: grid (x) Y (x) X*, or the grid alone for plain channels."""
-    space = grid(source.group, *sizes, action=action)
+    """Representation and layout of a convolution kernel: grid* (x) Y (x) X*, or grid* alone for plain channels."""
+    space = kernels(source.group, *sizes, action=action)
     if is_scalar(source) and is_scalar(target):
         return Soft(space, gain)
     maps = per_group(source, groups) >> per_group(target, groups)

@@ -16,7 +16,7 @@ from functools import cached_property, reduce
 import torch
 from torch import Tensor
 
-from softequiv._linalg import block_diag, identity_like, kron, kron_sum
+from softequiv._linalg import block_diag, identity_like, is_orthogonal, kron, kron_sum
 from softequiv.errors import RepresentationError
 from softequiv.groups import Element, Group, evaluate
 
@@ -311,6 +311,13 @@ def direct_sum(terms: Sequence[tuple[Rep, int]]) -> Rep:
     return flat[0][0] if len(flat) == 1 and flat[0][1] == 1 else Sum(tuple(flat))
 
 
+def is_dual(rep: Rep) -> bool:
+    """Whether a space consists of duals, next to which orthogonal parts may stand, that are their own duals."""
+    if rep.orthogonal or isinstance(rep, (Dual, Hom)):
+        return isinstance(rep, Dual)
+    return bool(rep.parts) and all(part.orthogonal or is_dual(part) for part in rep.parts)
+
+
 @dataclass(frozen=True)
 class TensorProduct(Rep):
     """rho_1(g) (x) rho_2(g) (x) ..."""
@@ -323,7 +330,7 @@ class TensorProduct(Rep):
 
     @property
     def dim(self) -> int:
-        return math.prod(rep.dim for rep in self.factors)
+        return math.prod([rep.dim for rep in self.factors])  # a list: torch.compile reads no generator here
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -352,8 +359,22 @@ class TensorProduct(Rep):
         return reduce(kron, [rep.steps() for rep in self.factors])
 
     def rates(self) -> Tensor:
-        k, steps = len(self.group.lie), self.steps()
-        return torch.cat([reduce(kron_sum, [rep.rates()[:k] for rep in self.factors]), steps - identity_like(steps)])
+        """Kronecker sums for Lie generators; for a step W -> rho_Y(s) W - W rho_X(s), with the dual axes as X.
+
+        Like that of `Hom` it needs no inverse; for an orthogonal step it is rho_W(s) - I times an orthogonal matrix,
+        and the latter is given.
+        """
+        k = len(self.group.lie)
+        lie = reduce(kron_sum, [rep.rates()[:k] for rep in self.factors])
+        moves = [] if self.orthogonal else [(axis.T if is_dual(axis) else axis).steps() for axis in self.axes]
+        if all(map(is_orthogonal, moves)):
+            steps = self.steps()
+            return torch.cat([lie, steps - identity_like(steps)])
+        after = [identity_like(move) if is_dual(axis) else move for axis, move in zip(self.axes, moves, strict=True)]
+        before = [
+            move.mT if is_dual(axis) else identity_like(move) for axis, move in zip(self.axes, moves, strict=True)
+        ]
+        return torch.cat([lie, reduce(kron, after) - reduce(kron, before)])
 
 
 def product_rates(rates: Sequence[Tensor], k: int) -> Tensor:

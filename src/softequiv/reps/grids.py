@@ -332,6 +332,17 @@ class Cube(Rep):
         return torch.cat([self._embedded(self._plane.rates()[0]), super().rates()[3:]])
 
 
+def kernels(group: Group, *sizes: int, action: Action = "exact") -> Rep:
+    """The space of weights that are laid over pictures, x -> <w, x>: the dual of `grid`, which differs from it only
+    where the action is not orthogonal.
+
+    >>> print(kernels(C(18), 5, 5), "and", kernels(C(18), 5, 5, action="bilinear"))
+    5x5 and (5x5 bilinear)*
+    """
+    pictures = grid(group, *sizes, action=action)
+    return pictures if pictures.orthogonal else pictures.T
+
+
 def grid(group: Group, *sizes: int, action: Action = "exact") -> Rep:
     """The action of a group on grids of pixels or voxels, (H, W) or (D, H, W), last axis to the right.
 

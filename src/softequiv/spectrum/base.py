@@ -138,10 +138,13 @@ class Spectrum:
             return 2 * torch.sin((self.levels * reach).clamp(max=math.pi) / 2)
         if self.rep.orthogonal and group.central and self.rep.exact:
             return (self.levels * reach).clamp(max=2)
-        return self.kappa(reach) * self.levels * reach
+        return torch.where(self.levels > 0, self.kappa(reach) * self.levels * reach, 0.0)  # kappa may be infinite
 
     def kappa(self, reach: float) -> float:
-        """Bound on ||rho_Y(h)|| ||rho_X(k)|| for h k along a path of that length; 1 where orthogonal."""
+        """Bound on ||rho_Y(h)|| ||rho_X(k)|| for h k along a path of that length; 1 where orthogonal.
+
+        Infinite where a step cannot be undone, as a bilinear rotation of pixels: then nothing is promised.
+        """
         if self.rep.orthogonal:
             return 1.0
         if (
@@ -150,8 +153,8 @@ class Spectrum:
             and is_orthogonal(self.rep.source.steps())
         ):
             # one part of a flow on each side: the faster one bounds both
-            return math.exp(reach * max(growth(self.rep.target), growth(self.rep.source)))
-        return math.exp(reach * sum(growth(space) for space in self.rep.axes))
+            return grown(reach * max(growth(self.rep.target), growth(self.rep.source)))
+        return grown(reach * sum(growth(space) for space in self.rep.axes))
 
     def error(self, weight: Tensor, within: float) -> float:
         """Certified relative change: sup over path lengths up to `within` of ||W rho_X(g) - rho_Y(g) W||_F / ||W||_F
@@ -192,13 +195,19 @@ class Spectrum:
         return Spectrum(self.rep, *moved((self.transforms, self.levels, self.level_of), dtype, device))
 
 
+def grown(exponent: float) -> float:
+    """exp(x), infinite beyond the largest number."""
+    return math.exp(exponent) if exponent < 709 else math.inf
+
+
 def growth(rep: Rep) -> float:
     """log ||rho(g)|| <= growth * length(g), as ||exp(A)|| <= exp(mu) for the symmetric part's norm mu."""
     rep = rep.base if isinstance(rep, Dual) else rep
     parts = symmetric(rep.lie())
     rate = math.sqrt(float(torch.linalg.eigvalsh((parts @ parts).sum(0))[-1])) if len(parts) else 0.0
     for norms in torch.linalg.svdvals(rep.steps()):
-        rate += math.log(max(float(norms[0]), 1 / max(float(norms[-1]), 1e-300)))
+        smallest = float(norms[-1])
+        rate += math.log(max(float(norms[0]), 1 / smallest)) if smallest > 1e-12 * float(norms[0]) else math.inf
     return rate
 
 
