@@ -11,7 +11,7 @@ MODELS = (
     "Plan plan soften set_softness bake save load open_model save_model stored_tensors load_tensors hold project "
     "soft_weights"
 )
-ACTIONS = "Acts Pictures Points Still Tokens Vectors"
+ACTIONS = "Acts Moves Pictures Points Still Tokens Vectors"
 GUARANTEES = "certify Certificate certify_network NetworkCertificate"
 MEASURES = "measure Measurement attribute Attribution"
 ERRORS = (

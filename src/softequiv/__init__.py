@@ -4,7 +4,7 @@ One idea: a weight is a vector in a representation of the group, `rho_W(g) W = r
 equivariant exactly when its weight is invariant. So filter the weight's group spectrum.
 """
 
-from softequiv.actions import Acts, Pictures, Points, Still, Tokens, Vectors
+from softequiv.actions import Acts, Moves, Pictures, Points, Still, Tokens, Vectors
 from softequiv.adapt import (
     Plan,
     bake,
@@ -85,6 +85,7 @@ __all__ = [
     "GroupError",
     "Lorentz",
     "Measurement",
+    "Moves",
     "NetworkCertificate",
     "NotARepresentationError",
     "O",

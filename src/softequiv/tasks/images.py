@@ -11,18 +11,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy
 import torch
 from torch import Tensor, nn
 
 from softequiv.adapt.opening import PREPROCESSOR
 from softequiv.adapt.plan import config_size
 from softequiv.errors import SoftEquivError
+from softequiv.tasks.decoding import (
+    BICUBIC,
+    BILINEAR,
+    ENDINGS,
+    MODES,
+    check_pillow,
+    decoded,
+    is_picture,
+    middle,
+    pictures_below,
+    pixels,
+)
 
-ENDINGS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")  # torchvision's
-MODES = {1: "L", 3: "RGB"}
-BILINEAR = 2  # pillow's number for it, as preprocessor files have it
-NAMES = {"bilinear": 2, "bicubic": 3}  # timm's words for pillow's numbers
+NAMES = {"bilinear": BILINEAR, "bicubic": BICUBIC}  # timm's words for pillow's numbers
 
 Prepare = Callable[[Any], Tensor]  # a picture of pillow -> (C, H, W)
 
@@ -48,17 +56,8 @@ class Images:
             yield pictures if self.labels is None else (pictures, torch.tensor(self.labels[some]))
 
     def read(self, path: Path) -> Tensor:
-        """One picture as the model wants it; a file that is none is named."""
-        from PIL import Image
-
-        try:
-            with Image.open(path) as file:
-                picture = file.convert(MODES[self.channels])
-        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as problem:
-            raise SoftEquivError(
-                f"{path} cannot be read as a picture ({problem}); copy it again, or take it away"
-            ) from problem
-        return self.prepare(picture)
+        """One picture as the model wants it."""
+        return self.prepare(decoded(path, MODES[self.channels]))
 
 
 def open_images(
@@ -69,10 +68,7 @@ def open_images(
     """
     if not folder.is_dir():
         raise SoftEquivError(f"there is no folder {str(folder)!r}; give --data a folder of pictures")
-    try:
-        import PIL  # noqa: F401
-    except ImportError:
-        raise SoftEquivError("reading pictures needs pillow: pip install 'softequiv[images]'") from None
+    check_pillow()
     channels = channels_of(model)
     prepare, unsure = preparation(model, channels, size)
     classes = {inner.name: pictures_below(inner) for inner in sorted(folder.iterdir()) if inner.is_dir()}
@@ -98,16 +94,6 @@ def open_images(
         batch_size=batch,
         notes=tuple(note for note in (unsure, unknown) if note),
     )
-
-
-def is_picture(path: Path) -> bool:
-    """Whether the name is that of a picture."""
-    return path.suffix.lower() in ENDINGS and path.is_file()
-
-
-def pictures_below(folder: Path) -> list[Path]:
-    """Every picture in a folder and its folders, in the order of their names."""
-    return sorted(path for path in folder.rglob("*") if is_picture(path))
 
 
 def stacked(paths: Sequence[Path], pictures: Sequence[Tensor]) -> Tensor:
@@ -193,14 +179,9 @@ class Squares:
     resample: int = BILINEAR
 
     def __call__(self, picture: Any) -> Tensor:
-        scale = self.size / self.crop / min(picture.size)
-        width, height = (max(self.size, round(side * scale)) for side in picture.size)
-        left, top = (width - self.size) // 2, (height - self.size) // 2
-        picture = picture.resize((width, height), self.resample)
-        picture = picture.crop((left, top, left + self.size, top + self.size))
-        pixels = torch.from_numpy(numpy.array(picture, dtype=numpy.float32) / 255).reshape(self.size, self.size, -1)
-        mean, std = torch.tensor(self.mean), torch.tensor(self.std)
-        return ((pixels - mean) / std).permute(2, 0, 1).contiguous()
+        square = pixels(middle(picture, self.size, self.crop, self.resample))
+        mean, std = (torch.tensor(values)[:, None, None] for values in (self.mean, self.std))
+        return (square / 255 - mean) / std
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,98 @@
+"""How does a picture file become pixels? It is decoded by pillow, cut to a square, and kept as bytes.
+
+A file that is no picture is named in a sentence.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy
+import torch
+from torch import Tensor
+
+from softequiv.errors import SoftEquivError
+
+ENDINGS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")  # torchvision's
+MODES = {1: "L", 3: "RGB"}
+NEAREST, BILINEAR, BICUBIC = 0, 2, 3  # pillow's numbers, as preprocessor files have them
+ATTEMPTS = 10  # to find a rectangle inside the picture, as torchvision has it
+
+
+def is_picture(path: Path) -> bool:
+    """Whether the name is that of a picture."""
+    return path.suffix.lower() in ENDINGS and path.is_file()
+
+
+def pictures_below(folder: Path) -> list[Path]:
+    """Every picture in a folder and its folders, in the order of their names."""
+    return sorted(path for path in folder.rglob("*") if is_picture(path))
+
+
+def check_pillow() -> None:
+    """Raise a sentence where pillow is absent."""
+    try:
+        import PIL  # noqa: F401
+    except ImportError:
+        raise SoftEquivError("reading pictures needs pillow: pip install 'softequiv[images]'") from None
+
+
+def decoded(path: Path, mode: str | None = None) -> Any:
+    """The picture of a file, converted to a mode of pillow, or as it is stored; a file that is none is named."""
+    from PIL import Image
+
+    try:
+        with Image.open(path) as file:
+            file.load()
+            return file.convert(mode) if mode else file.copy()
+    except FileNotFoundError:
+        raise SoftEquivError(f"there is no picture {path}; copy it there, or take its name off the list") from None
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as problem:
+        raise SoftEquivError(
+            f"{path} cannot be read as a picture ({problem}); copy it again, or take it away"
+        ) from problem
+
+
+def pixels(picture: Any) -> Tensor:
+    """A picture of pillow as bytes, (C, H, W) uint8."""
+    values = numpy.asarray(picture, dtype=numpy.uint8)
+    return torch.from_numpy(values.reshape(*values.shape[:2], -1).transpose(2, 0, 1).copy())
+
+
+def middle(picture: Any, size: int, crop: float = 1.0, resample: int = BILINEAR) -> Any:
+    """The shorter side becomes size / crop pixels, and the middle square of size x size is cut out."""
+    scale = size / crop / min(picture.size)
+    width, height = (max(size, round(side * scale)) for side in picture.size)
+    left, top = (width - size) // 2, (height - size) // 2
+    return picture.resize((width, height), resample).crop((left, top, left + size, top + size))
+
+
+def anywhere(
+    picture: Any,
+    size: int,
+    random: Random,
+    *,
+    area: tuple[float, float] = (0.08, 1.0),
+    ratio: tuple[float, float] = (3 / 4, 4 / 3),
+    resample: int = BILINEAR,
+) -> Any:
+    """A random rectangle resized to a square, flipped half of the time: area uniform, log of width / height uniform.
+
+    Szegedy et al. 2015, "Going deeper with convolutions"; where no rectangle fits, the middle square.
+    """
+    width, height = picture.size
+    found = picture
+    for _ in range(ATTEMPTS):
+        wanted = width * height * random.uniform(*area)
+        shape = math.exp(random.uniform(math.log(ratio[0]), math.log(ratio[1])))
+        w, h = round(math.sqrt(wanted * shape)), round(math.sqrt(wanted / shape))
+        if 0 < w <= width and 0 < h <= height:
+            left, top = random.randint(0, width - w), random.randint(0, height - h)
+            found = picture.resize((size, size), resample, box=(left, top, left + w, top + h))
+            break
+    else:
+        found = middle(picture, size, resample=resample)
+    return found.transpose(0) if random.random() < 0.5 else found  # pillow's number 0: left to right

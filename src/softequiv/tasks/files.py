@@ -1,0 +1,177 @@
+"""Where are the examples that do not fit into memory? In files, decoded batch by batch on several threads.
+
+What is drawn at random for a picture depends on the seed, the epoch and its number alone, so that a resumed run sees
+the same pictures.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from pathlib import Path
+from random import Random
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from softequiv.errors import SoftEquivError
+from softequiv.tasks.base import Examples, Held, Prepare, unchanged
+from softequiv.tasks.decoding import MODES, anywhere, decoded, middle, pixels
+
+Item = TypeVar("Item")
+Read = Callable[[Any, Any, Random], tuple[Tensor, Tensor]]  # source, target, what is drawn -> input, target
+
+
+@dataclass(frozen=True)
+class Normalised:
+    """Bytes (N, C, H, W) as the model wants them: padded with black, then (x / 255 - mean) / std of each channel.
+
+    >>> Normalised((0.5,), (0.25,), pad=1)(torch.full((1, 1, 1, 1), 255, dtype=torch.uint8))[0, 0, 1]
+    tensor([-2., 2., -2.])
+    """
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    pad: int = 0
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        mean, std = constants((self.mean, self.std), inputs.device)
+        padded: Tensor = functional.pad(inputs, (self.pad,) * 4) if self.pad else inputs
+        return (padded.float() / 255 - mean) / std
+
+    def bytes(self, prepared: Tensor) -> Tensor:
+        """The way back of (x / 255 - mean) / std, rounded and clipped to 0..255, uint8; padding stays."""
+        mean, std = constants((self.mean, self.std), prepared.device)
+        return (255 * (prepared * std + mean)).round().clamp(0, 255).byte()
+
+
+@lru_cache
+def constants(values: tuple[tuple[float, ...], ...], device: torch.device) -> tuple[Tensor, ...]:
+    """Numbers for each channel, (C, 1, 1) each, copied to a device once."""
+    return tuple(torch.tensor(row, device=device)[:, None, None] for row in values)
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """A picture and its label: the middle square of size x size bytes, or a random rectangle where `crops`."""
+
+    size: int
+    crop: float = 1.0
+    channels: int = 3
+    crops: bool = False
+
+    def __call__(self, source: Path, target: int, random: Random) -> tuple[Tensor, Tensor]:
+        return self.cut(decoded(source, MODES[self.channels]), random), torch.tensor(target)
+
+    def cut(self, picture: Any, random: Random) -> Tensor:
+        """The square of a decoded picture, (C, size, size) uint8."""
+        square = anywhere(picture, self.size, random) if self.crops else middle(picture, self.size, self.crop)
+        return pixels(square)
+
+
+@dataclass(frozen=True)
+class Files(Examples):
+    """Examples in files: pairs of a source, such as a path, and a target, such as a label or the path of a mask.
+
+    `read`, a value, makes tensors of one shape of them; `prepare` runs on a whole batch on the device. Where `read`
+    draws at random there is a seed, and batches are the same whenever seed, epoch and numbers are.
+    """
+
+    items: tuple[tuple[Any, Any], ...] = field(repr=False)
+    read: Read
+    prepare: Prepare = field(default=unchanged, compare=False)
+    seed: int | None = None
+    epoch: int = 0
+    device: torch.device | str = "cpu"
+
+    def __post_init__(self) -> None:
+        if not self.items:
+            raise SoftEquivError("there are no examples; check the folder or the split they come from")
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def batch(self, numbers: Tensor) -> tuple[Tensor, Tensor]:
+        inputs, targets = (self._sent(part) for part in self._stacked(numbers))
+        return self.prepare(inputs), targets
+
+    def to(self, device: torch.device | str) -> Files:
+        return replace(self, device=device)
+
+    def in_epoch(self, epoch: int) -> Files:
+        return replace(self, epoch=epoch)
+
+    def part(self, numbers: Tensor) -> Files:
+        return replace(self, items=tuple(self.items[number] for number in numbers.tolist()))
+
+    def held(self) -> Held:
+        """All examples decoded once and kept in memory, as bytes where they are bytes."""
+        if self.seed is not None:
+            raise SoftEquivError(
+                "pictures cropped at random as they are read would stay the same in memory; read them without crops, "
+                "and vary them by softequiv.tasks.augment.Resized"
+            )
+        inputs, targets = (self._sent(part) for part in self._stacked(torch.arange(len(self))))
+        return Held(inputs, targets, self.prepare)
+
+    def labels(self) -> Tensor:
+        labels = [target for _, target in self.items]
+        if not all(isinstance(label, int) for label in labels):
+            raise SoftEquivError(
+                f"targets such as {labels[0]} are no labels; only examples with one label each can be balanced by class"
+            )
+        return torch.tensor(labels)
+
+    @property
+    def fingerprint(self) -> str:
+        """Of names, sizes and targets of the files and of how they are read; contents are not opened."""
+        sha = hashlib.sha256(repr((self.read, self.seed)).encode())
+        for item in self.items:
+            sha.update(repr([_identity(part) for part in item]).encode())
+        return sha.hexdigest()
+
+    def _one(self, number: int) -> tuple[Tensor, Tensor]:
+        return self.read(*self.items[number], Random(f"{self.seed} {self.epoch} {number}"))
+
+    def _stacked(self, numbers: Tensor) -> tuple[Tensor, Tensor]:
+        pairs = list(_pool(os.getpid()).map(self._one, numbers.tolist()))
+        inputs, targets = zip(*pairs, strict=True)
+        return torch.stack(inputs), torch.stack(targets)
+
+    def _sent(self, part: Tensor) -> Tensor:
+        """On the device; from pinned memory the copy runs beside the computation."""
+        pinned = part.pin_memory() if torch.device(self.device).type == "cuda" else part
+        return pinned.to(self.device, non_blocking=True)
+
+
+@lru_cache(maxsize=1)
+def _pool(process: int) -> ThreadPoolExecutor:
+    """The threads that decode, of this process: those of a parent do not survive a fork."""
+    return ThreadPoolExecutor(thread_name_prefix="softequiv-decode")
+
+
+def prefetched(batches: Iterable[Item]) -> Iterator[Item]:
+    """The same batches, each made in the background while the one before is in use.
+
+    >>> list(prefetched(range(3)))
+    [0, 1, 2]
+    """
+    made, end = iter(batches), object()
+    with ThreadPoolExecutor(1) as maker:
+        waiting: Future[Any] = maker.submit(next, made, end)
+        while (batch := waiting.result()) is not end:
+            waiting = maker.submit(next, made, end)
+            yield batch
+
+
+def _identity(part: Any) -> str:
+    if not isinstance(part, Path):
+        return repr(part)
+    size = part.stat().st_size if part.is_file() else "missing"
+    return f"{part.parent.name}/{part.name} {size}"

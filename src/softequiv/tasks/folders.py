@@ -1,0 +1,124 @@
+"""Which class is each picture of a folder in? That of its folder, or of its line in labels.tsv.
+
+ImageNet as it is usually laid out is such a folder.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from softequiv.errors import SoftEquivError
+from softequiv.tasks.base import Examples, Prepare
+from softequiv.tasks.classification import Classification
+from softequiv.tasks.decoding import ENDINGS, check_pillow, is_picture, pictures_below
+from softequiv.tasks.files import Files, Labelled, Normalised
+from softequiv.tasks.labels import numbered_lines
+from softequiv.tasks.splits import held_out, of_each_class
+
+LABELS = "labels.tsv"
+IMAGENET = Normalised((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+
+Items = tuple[tuple[Path, int], ...]
+
+
+def image_folder(
+    folder: str | Path,
+    *,
+    size: int = 224,
+    crop: float = 0.875,
+    prepare: Prepare = IMAGENET,
+    validation: float = 0.1,
+    test: float = 0.5,
+    crops: bool = False,
+    seed: int = 0,
+    classes: int | None = None,
+) -> Classification:
+    """Pictures in class folders below train/ and val/ (as ImageNet has them; test/ before val/ where there is one), or
+    in one folder of class folders, or listed in its labels.tsv.
+
+    Without train/, `test` of every class is for the test; `validation` of what is left chooses the model. Pictures are
+    the middle square of size x size pixels, the shorter side scaled to size / crop; with `crops`, training ones are
+    random rectangles, drawn anew in every epoch.
+    """
+    check_pillow()
+    folder = _existing(Path(folder))
+    if (folder / "train").is_dir():
+        learning, names = labelled(folder / "train")
+        other = next((folder / name for name in ("test", "val") if (folder / name).is_dir()), None)
+        if other is None:
+            raise SoftEquivError(f"{folder} has a folder train and none of test, val; put the pictures of a test there")
+        asked, other_names = labelled(other)
+        if other_names != names:
+            odd = sorted(set(names) ^ set(other_names))[0]
+            raise SoftEquivError(f"the class {odd!r} is in one of {folder / 'train'} and {other} only; complete it")
+    else:
+        items, names = labelled(folder)
+        labels = torch.tensor([label for _, label in items])
+        apart = set(of_each_class(labels, test, seed).tolist())
+        learning = tuple(item for i, item in enumerate(items) if i not in apart)
+        asked = tuple(item for i, item in enumerate(items) if i in apart)
+        if not learning:
+            raise SoftEquivError(f"test={test:g} of every class leaves no picture of {folder} to learn from")
+    count = classes if classes is not None else max(len(names), 1 + max(label for _, label in (*learning, *asked)))
+    check_labels(folder, (*learning, *asked), count)
+    plain = Labelled(size, crop)
+    kept, held = held_out(len(learning), validation, seed)
+    train = Files(learning, Labelled(size, crop, crops=crops), prepare, seed if crops else None).part(kept)
+    choose: Examples = Files(learning, plain, prepare).part(held)
+    return Classification(train, choose, Files(asked, plain, prepare), count)
+
+
+def labelled(folder: Path) -> tuple[Items, tuple[str, ...]]:
+    """Pictures with the number of their class, and the names of the classes where folders are theirs."""
+    if (folder / LABELS).is_file():
+        return _listed(folder), ()
+    inner = sorted(path for path in _existing(folder).iterdir() if path.is_dir() and not path.name.startswith("."))
+    if not inner:
+        raise SoftEquivError(f"{folder} holds neither {LABELS} nor a folder for each class; put the pictures into such")
+    items = []
+    for number, path in enumerate(inner):
+        pictures = pictures_below(path)
+        if not pictures:
+            raise SoftEquivError(
+                f"the class folder {path} holds no pictures; fill it or take it away. Known endings are "
+                f"{', '.join(ENDINGS)}"
+            )
+        items += [(picture, number) for picture in pictures]
+    return tuple(items), tuple(path.name for path in inner)
+
+
+def check_labels(folder: Path, items: Items, classes: int) -> None:
+    """Raise a sentence naming the first picture whose label is none of 0..classes-1."""
+    for path, label in items:
+        if not 0 <= label < classes:
+            raise SoftEquivError(
+                f"{folder}: {path.name} has the label {label}, which is none of 0..{classes - 1}; "
+                f"correct {LABELS}, or the number of classes"
+            )
+
+
+def _listed(folder: Path) -> Items:
+    """Lines `file name, tab, number of the class` of labels.tsv; files lie beside it or in images/."""
+    items = []
+    for number, line in numbered_lines(folder / LABELS, "write a file name, a tab and a class number a line"):
+        name, *rest = line.split("\t")
+        if len(rest) != 1 or not rest[0].strip().isdecimal():
+            raise SoftEquivError(
+                f"{folder / LABELS}, line {number}: {line[:60]!r} is not a file name, a tab and the number of a class"
+            )
+        path = next((place for place in (folder / name, folder / "images" / name) if is_picture(place)), None)
+        if path is None:
+            raise SoftEquivError(
+                f"{folder / LABELS}, line {number}: there is no picture {name!r} in {folder} or its folder images; "
+                "copy it there, or take the line away"
+            )
+        items.append((path, int(rest[0])))
+    return tuple(items)
+
+
+def _existing(folder: Path) -> Path:
+    if not folder.is_dir():
+        raise SoftEquivError(f"there is no folder {str(folder)!r}; give a folder of pictures in folders of classes")
+    return folder

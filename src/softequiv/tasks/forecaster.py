@@ -1,0 +1,171 @@
+"""Which network forecasts tracks? An autoregressive transformer, plain or with every linear map between typed features.
+
+Giuliari, Hasan, Cristani and Galasso 2021, "Transformer Networks for Trajectory Forecasting": the paper's base model.
+One class: a group and a gain turn the plain network into the soft one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from softequiv.baselines.autoregressive import Autoregressive
+from softequiv.errors import RepresentationError, SoftEquivError
+from softequiv.gains import Gain
+from softequiv.groups import SO, Group
+from softequiv.nn import CopyNorm, Gated, SoftLinear, gated
+from softequiv.nn.layers import EXACT
+from softequiv.reps import Rep, direct_sum, scalar, terms_of, vector
+
+EXPANSION = 4  # hidden features per feature of the stream
+CODES = 16  # numbers that tell a step's place in time
+SLOWEST = 100.0  # the code's longest wave is 2 pi times so many steps, well beyond a track's length
+
+Maps = Callable[[Rep, Rep], nn.Linear]
+
+
+class Forecaster(Autoregressive):
+    """A causal transformer on displacements: tokens [d_t, code(t)], layers x + attention(norm x), x + mlp(norm x).
+
+    Without a group it is the plain network: nn.Linear, LayerNorm, GELU. With a group and a gain every linear map
+    (embedding, q, k, v, out, mlp, head) is a `SoftLinear` of that gain between scalars and vectors, half of the stream
+    each, and what lies between commutes with the group: CopyNorm, Gated, lengths as extra scalars of the mlp. Then
+    softness 0 is exactly equivariant, and softness 1 leaves the linear maps free.
+
+    `typed=False` is what the paper's text asks for: its layers replace the fully connected ones of the plain network,
+    whose LayerNorm and GELU stay. It does not say how features turn; here all of them are vectors. The point-wise
+    functions mix a vector's coordinates, so that no gain makes this network equivariant.
+
+    Args:
+        width: numbers per step in the stream, shared out among the heads.
+        group: SO(2), O(2), C(n), D(n) for tracks in the plane, SO(3), O(3) for tracks in space.
+        gain: without it `softness(0)`.
+
+    >>> from softequiv import softness
+    >>> Forecaster(32, layers=1, group=SO(2), gain=softness(0.5)).forecast(torch.randn(5, 8, 2), 12).shape
+    torch.Size([5, 12, 2])
+    """
+
+    def __init__(
+        self,
+        width: int = 64,
+        layers: int = 4,
+        heads: int = 4,
+        group: Group | None = None,
+        gain: Gain | None = None,
+        *,
+        typed: bool = True,
+    ) -> None:
+        super().__init__()
+        if group is None and gain is not None:
+            raise SoftEquivError(f"{gain} filters by a group, and none is given; name it, such as group=SO(2)")
+        point = vector(group or SO(2))
+        self.size = point.dim
+        typed = typed and group is not None
+        head = head_type(point, width, heads, typed)
+
+        def maps(source: Rep, target: Rep) -> nn.Linear:
+            if group is None:
+                return nn.Linear(source.dim, target.dim)
+            return SoftLinear(source, target, gain or EXACT)
+
+        stream = direct_sum([(term, heads * copies) for term, copies in terms_of(head)])
+        self.embed = maps(point + CODES * scalar(point.group), stream)
+        self.layers = nn.ModuleList(Layer(stream, head, heads, maps, typed) for _ in range(layers))
+        self.norm = CopyNorm(stream) if typed else nn.LayerNorm(stream.dim)
+        self.head = maps(stream, point)
+
+    def following(self, displacements: Tensor) -> Tensor:
+        samples, steps, size = displacements.shape
+        if size != self.size:
+            raise SoftEquivError(f"this network forecasts tracks of {self.size} coordinates; got tracks of {size}")
+        code = time_code(steps, displacements).expand(samples, -1, -1)
+        x = self.embed(torch.cat([displacements, code], -1))
+        for layer in self.layers:
+            x = layer(x)
+        found: Tensor = self.head(self.norm(x))
+        return found
+
+
+def time_code(steps: int, like: Tensor) -> Tensor:
+    """A vector of length 1 for each step: sin(t / w_i) and cos(t / w_i) with w_i from 1 to `SLOWEST` in equal ratios,
+    divided by sqrt(CODES / 2), so that time does not drown what was walked: (steps, CODES), of the kind of `like`.
+
+    >>> time_code(20, torch.zeros(1)).shape
+    torch.Size([20, 16])
+    """
+    times = torch.arange(steps, device=like.device, dtype=torch.float32)
+    waves = torch.logspace(0, math.log10(SLOWEST), CODES // 2, device=like.device)
+    angles = times[:, None] / waves
+    return (torch.cat([angles.sin(), angles.cos()], -1) / math.sqrt(CODES / 2)).to(like.dtype)
+
+
+def head_type(point: Rep, width: int, heads: int, typed: bool) -> Rep:
+    """The features of one head: half of the numbers scalars, half vectors; or vectors alone.
+
+    >>> print(head_type(vector(SO(2)), 64, 4, typed=True))
+    8[1]+4[V]
+    """
+    size = width // heads if heads > 0 and width % heads == 0 else 0
+    unit = 2 * point.dim if typed else point.dim
+    if size < unit or (size % unit and not typed):
+        raise RepresentationError(
+            f"a width of {width} does not give each of {heads} heads its own vectors of {point.dim} coordinates; "
+            f"choose a multiple of {heads * unit}"
+        )
+    vectors = size // unit
+    scalars = size - vectors * point.dim
+    return scalars * scalar(point.group) + vectors * point if scalars else vectors * point
+
+
+class Layer(nn.Module):
+    """One causal transformer layer, (N, T, stream.dim) to the same."""
+
+    def __init__(self, stream: Rep, head: Rep, heads: int, maps: Maps, typed: bool) -> None:
+        super().__init__()
+        self.heads = heads
+        self.before = CopyNorm(stream) if typed else nn.LayerNorm(stream.dim)
+        self.query, self.key, self.value = (maps(stream, heads * head) for _ in range(3))
+        self.out = maps(heads * head, stream)
+        hidden = direct_sum([(term, EXPANSION * copies) for term, copies in terms_of(stream)])
+        if typed:
+            lengths = Lengths(stream)
+            between: list[nn.Module] = [CopyNorm(stream), lengths, maps(lengths.target, gated(hidden)), Gated(hidden)]
+        else:
+            between = [nn.LayerNorm(stream.dim), maps(stream, hidden), nn.GELU()]
+        self.mlp = nn.Sequential(*between, maps(hidden, stream))
+
+    def forward(self, x: Tensor) -> Tensor:
+        read = self.before(x)
+        # a head's features are orthogonal, so that no group element changes its inner products
+        query, key, value = (self._split(part(read)) for part in (self.query, self.key, self.value))
+        mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        x = x + self.out(mixed.transpose(1, 2).flatten(2))
+        grown: Tensor = x + self.mlp(x)
+        return grown
+
+    def _split(self, x: Tensor) -> Tensor:
+        """(N, T, heads * head.dim) to (N, heads, T, head.dim)."""
+        split: Tensor = x.unflatten(-1, (self.heads, -1))
+        return split.transpose(1, 2)
+
+
+class Lengths(nn.Module):
+    """x and the length of each of its vectors, as further scalars: speeds that gates and scalars can depend on.
+
+    >>> Lengths(2 * scalar(SO(2)) + 3 * vector(SO(2)))(torch.randn(5, 8)).shape
+    torch.Size([5, 11])
+    """
+
+    def __init__(self, rep: Rep) -> None:
+        super().__init__()
+        self.space, self.copies = terms_of(rep)[-1]
+        self.target = rep + self.copies * scalar(rep.group)
+
+    def forward(self, x: Tensor) -> Tensor:
+        vectors = x[..., -self.copies * self.space.dim :].unflatten(-1, (self.copies, self.space.dim))
+        return torch.cat([x, torch.linalg.vector_norm(vectors, dim=-1)], -1)
