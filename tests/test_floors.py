@@ -23,6 +23,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("certify", "measure"),
     ("baselines",),
     ("tasks",),
+    ("training",),
     ("report",),
     ("experiments",),
     ("cli",),

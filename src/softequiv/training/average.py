@@ -1,0 +1,54 @@
+"""What is the average of the weights along a training? a <- decay a + (1 - decay) W after every step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+
+
+class Average:
+    """An exponential average of all weights and buffers; whole numbers are taken as they are.
+
+    >>> net = nn.Linear(1, 1, bias=False)
+    >>> _ = net.weight.data.fill_(0.0)
+    >>> average = Average(net, 0.75)
+    >>> _ = net.weight.data.fill_(1.0)
+    >>> average.update()
+    >>> with average.worn():
+    ...     net.weight.item()
+    0.25
+    """
+
+    def __init__(self, model: nn.Module, decay: float) -> None:
+        self.model, self.decay = model, decay
+        self.values = {name: value.detach().clone() for name, value in model.state_dict().items()}
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """Take in the weights as they are now."""
+        for name, value in self.model.state_dict().items():
+            own = self.values[name]
+            if own.is_floating_point():
+                own.lerp_(value, 1 - self.decay)
+            else:
+                own.copy_(value)
+
+    @contextmanager
+    def worn(self) -> Iterator[None]:
+        """The model with the average as its weights; its own come back afterwards."""
+        self.wear()
+        try:
+            yield
+        finally:
+            self.wear()
+
+    @torch.no_grad()
+    def wear(self) -> None:
+        """Exchange the model's weights with the average."""
+        for name, value in self.model.state_dict().items():
+            own = value.detach().clone()
+            value.copy_(self.values[name])
+            self.values[name] = own

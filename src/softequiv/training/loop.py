@@ -1,0 +1,275 @@
+"""The one training loop: any model, any task, any objective; on one core, a GPU, or many processes by accelerate.
+
+Every step draws its numbers from a seed of its own, made of the run's seed and the step, so that a training taken up
+at any step is the training that was never interrupted.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from softequiv._files import written_whole
+from softequiv.actions import Moves
+from softequiv.errors import SoftEquivError
+from softequiv.measure.answers import tensor_of
+from softequiv.measure.progress import progress
+from softequiv.nn import hold
+from softequiv.nn.weight import projected_weights
+from softequiv.tasks.base import Task
+from softequiv.training.average import Average
+from softequiv.training.parameters import optimizer_of
+from softequiv.training.recipe import Recipe
+from softequiv.training.saved import Tensors, moments_of, read, set_moments, set_weights, weights_of, write
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+Objective = Callable[[nn.Module, Tensor, Tensor, Loss, torch.Generator], Tensor]
+Transform = Callable[[Tensor, Tensor, torch.Generator], tuple[Tensor, Tensor]]
+
+CHECKPOINT, LOG = "training.safetensors", "log.jsonl"
+ORDER = -1  # the stream of numbers that orders the examples; processes have those from 0
+LARGE_PRIME, MASK = 1_000_003, 2**63 - 1
+
+
+def plain(model: nn.Module, x: Tensor, y: Tensor, loss: Loss, generator: torch.Generator) -> Tensor:
+    """The objective of ordinary training: the task's loss."""
+    return loss(tensor_of(model(x)), y)
+
+
+@dataclass
+class Fitted:
+    """What a training left behind: one line of figures for each evaluation, and which of them was the best."""
+
+    history: list[dict[str, Any]] = field(default_factory=list)
+    best: int | None = None
+    seconds: float = 0.0
+    device: str = "cpu"
+
+
+def fit(
+    model: nn.Module,
+    task: Task,
+    recipe: Recipe,
+    moves: Moves,
+    *,
+    objective: Objective = plain,
+    transform: Transform | None = None,
+    folder: Path | None = None,
+    after_step: Sequence[Callable[[int], None]] = (),
+) -> Fitted:
+    """Train a model in place: theta <- argmin of the mean objective, by the recipe; it keeps the best weights seen.
+
+    `moves` are the elements under which validation figures are taken; `transform` changes each batch before the
+    objective sees it; `after_step` are called with the number of steps done. With a `folder` the training is saved
+    there every `save_every` steps and after each evaluation, and a later call with the same arguments goes on from
+    there and ends with the same weights. Weights softened in project mode are held to their constraint.
+
+    >>> from softequiv.actions import Still
+    >>> from softequiv.groups import C
+    >>> from softequiv.tasks import Classification, Held
+    >>> x = torch.randn(64, 2)
+    >>> half = Held(x, (x[:, 0] > 0).long())
+    >>> task, recipe = Classification(half, half, half), Recipe(epochs=20, rate=0.1, batch=16)
+    >>> fit(nn.Linear(2, 2), task, recipe, Moves(Still(), C(1))).history[-1]["Acc"] > 0.9
+    True
+    """
+    run = _Run(model, task, recipe, moves, objective, transform, folder)
+    steps = range(run.standing.step, recipe.epochs * run.per_epoch)
+    for step in progress(steps, "training", len(steps)):
+        run.take(step)
+        for call in after_step:
+            call(step + 1)
+        run.look(step)
+    return run.finish()
+
+
+@dataclass
+class _Standing:
+    """Where a training stands; what a checkpoint tells beside its tensors."""
+
+    step: int = 0
+    loss: float = 0.0
+    history: list[dict[str, Any]] = field(default_factory=list)
+    best: int | None = None
+    seconds: float = 0.0
+
+
+class _Run:
+    """A training under way."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        task: Task,
+        recipe: Recipe,
+        moves: Moves,
+        objective: Objective,
+        transform: Transform | None,
+        folder: Path | None,
+    ) -> None:
+        self.accelerator = accelerator = _accelerator(recipe)
+        self.model, self.recipe, self.moves = model.to(accelerator.device), recipe, moves
+        self.objective, self.transform, self.folder = objective, transform, folder
+        self.task = task.to(accelerator.device)
+        own = optimizer_of(model, recipe)
+        if projected_weights(model):
+            hold(model, own)
+        self.running, prepared = accelerator.prepare(model, own)
+        self.optimizer = prepared.optimizer
+        self.average = Average(model, recipe.ema) if recipe.ema is not None else None
+        self.standing = _Standing()
+        self.best: Tensors | None = None
+        if folder:
+            folder.mkdir(parents=True, exist_ok=True)
+            if (folder / CHECKPOINT).is_file():
+                self._resume(folder / CHECKPOINT)
+        self.share = recipe.batch * recipe.accumulate * accelerator.num_processes
+        # a last short batch of an epoch waits for another epoch's order
+        self.per_epoch = max(1, len(task.train) // self.share)
+        self.lost = torch.tensor(self.standing.loss, dtype=torch.float64, device=accelerator.device)
+        self.began = time.perf_counter() - self.standing.seconds
+        self.running.train()
+
+    def take(self, step: int) -> None:
+        """One step of the optimiser."""
+        recipe, accelerator = self.recipe, self.accelerator
+        epoch, place = divmod(step, self.per_epoch)
+        factor = recipe.factor((step + 1) / self.per_epoch, 1 / self.per_epoch)
+        for group in self.optimizer.param_groups:
+            group["lr"] = group["full_rate"] * factor
+        generator = _seeded(recipe.seed, step, accelerator.process_index)
+        _seed_dropout(generator.initial_seed(), accelerator.device)
+        order = _order(len(self.task.train), recipe.seed, epoch)
+        for part in range(recipe.accumulate):
+            start = place * self.share + (part * accelerator.num_processes + accelerator.process_index) * recipe.batch
+            x, y = self.task.train.in_epoch(epoch).batch(order[start : start + recipe.batch])
+            if self.transform is not None:
+                x, y = self.transform(x, y, generator)
+            apart = part + 1 < recipe.accumulate  # gradients of all processes are added once a step
+            with accelerator.no_sync(self.running) if apart else nullcontext():
+                with accelerator.autocast():
+                    loss = self.objective(self.running, x, y, self.task.loss, generator) / recipe.accumulate
+                # accelerate's own backward and step look for packages on disk every time, and add nothing in fp32 and bf16
+                loss.backward()  # type: ignore[no-untyped-call]
+            self.lost += loss.detach()
+        if recipe.clip is not None:
+            accelerator.clip_grad_norm_(self.running.parameters(), recipe.clip)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        if self.average:
+            self.average.update()
+        self.standing.step = step + 1
+
+    def look(self, step: int) -> None:
+        """After a step: evaluate at the end of an epoch, and save when it is time."""
+        epoch, place = divmod(step + 1, self.per_epoch)
+        ended = place == 0
+        if ended:
+            loss = float(self.accelerator.reduce(self.lost, "mean")) / self.per_epoch
+            self.lost.zero_()
+            if not math.isfinite(loss):
+                raise SoftEquivError(
+                    f"the loss became {loss} in epoch {epoch} at a rate of {self.recipe.rate:g}; lower the rate, clip "
+                    "gradients (clip=1.0), or train in fp32"
+                )
+            if epoch % self.recipe.evaluate_every == 0 or epoch == self.recipe.epochs:
+                self._evaluate(epoch, loss)
+        if ended or (self.recipe.save_every and (step + 1) % self.recipe.save_every == 0):
+            self._save()
+
+    def finish(self) -> Fitted:
+        """The best weights, or the last, and what happened."""
+        if self.recipe.keep == "best" and self.best is not None:
+            set_weights(self.model, self.best)
+        elif self.average:
+            self.average.wear()
+        self.accelerator.unwrap_model(self.running, keep_fp32_wrapper=False)
+        self.model.eval()
+        seconds = time.perf_counter() - self.began
+        return Fitted(self.standing.history, self.standing.best, seconds, str(self.accelerator.device))
+
+    def _evaluate(self, epoch: int, loss: float) -> None:
+        with self.average.worn() if self.average else nullcontext():
+            figures = self.task.figures(self.model, self.task.validation, self.moves, batch=2 * self.recipe.batch)
+            self.standing.history.append({"epoch": epoch, "loss": loss, **figures})
+            if self._is_best():
+                self.standing.best, self.best = len(self.standing.history) - 1, weights_of(self.model)
+        self.running.train()
+        if self.folder and self.accelerator.is_main_process:
+            with written_whole(self.folder / LOG) as part:
+                part.write_text("".join(json.dumps(line) + "\n" for line in self.standing.history))
+
+    def _is_best(self) -> bool:
+        history, best = self.standing.history, self.standing.best
+        newest = history[-1][self.task.score] * self.task.sign
+        return best is None or newest > history[best][self.task.score] * self.task.sign
+
+    def _save(self) -> None:
+        if not self.folder:
+            return
+        moments, settings = moments_of(self.model, self.optimizer)
+        parts = {"model": weights_of(self.model), "optimizer": moments}
+        if self.best is not None:
+            parts["best"] = self.best
+        if self.average:
+            with self.average.worn():
+                parts["average"] = weights_of(self.model)
+        self.standing.seconds, self.standing.loss = time.perf_counter() - self.began, float(self.lost)
+        told = {"standing": asdict(self.standing), "optimizer": settings, "recipe": asdict(self.recipe)}
+        if self.accelerator.is_main_process:
+            write(self.folder / CHECKPOINT, parts, told)
+
+    def _resume(self, path: Path) -> None:
+        parts, told = read(path)
+        changed = [name for name, value in asdict(self.recipe).items() if told["recipe"].get(name) != value]
+        if changed:
+            raise SoftEquivError(
+                f"{path} was trained with other settings ({', '.join(changed)}); use another folder, or remove it"
+            )
+        # first, because torch sets an optimiser up by an empty step, and steps in project mode touch the weights
+        set_moments(self.model, self.optimizer, parts["optimizer"], told["optimizer"])
+        if self.average:
+            set_weights(self.model, parts["average"])
+            self.average = Average(self.model, self.average.decay)
+        set_weights(self.model, parts["model"])
+        self.standing, self.best = _Standing(**told["standing"]), parts.get("best")
+
+
+def _accelerator(recipe: Recipe) -> Any:
+    """accelerate's view of the processes and devices there are."""
+    try:
+        from accelerate import Accelerator
+        from accelerate.state import AcceleratorState
+    except ImportError as missing:
+        raise ImportError("training needs accelerate; install it with: pip install 'softequiv[train]'") from missing
+    # accelerate keeps the first precision for all later runs of a process, and refuses another
+    AcceleratorState._reset_state()
+    return Accelerator(mixed_precision="bf16" if recipe.precision == "bf16" else "no")
+
+
+@lru_cache(maxsize=2)
+def _order(count: int, seed: int, epoch: int) -> Tensor:
+    """The order of the examples in an epoch."""
+    return torch.randperm(count, generator=_seeded(seed, epoch, ORDER))
+
+
+def _seed_dropout(seed: int, device: torch.device) -> None:
+    """What torch.manual_seed does, for the two generators that a training draws from: it is called at every step."""
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        torch.cuda.manual_seed(seed)
+
+
+def _seeded(seed: int, step: int, stream: int) -> torch.Generator:
+    """The numbers of one step in one stream: a process, or the order of examples."""
+    return torch.Generator().manual_seed((seed * LARGE_PRIME + step) * LARGE_PRIME + stream & MASK)

@@ -1,0 +1,125 @@
+"""Which settings decide a training? One frozen value that can be written down, read again and compared."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal, get_args
+
+from softequiv.errors import SoftEquivError
+
+Optimizer = Literal["adamw", "adam", "sgd"]
+Schedule = Literal["cosine", "linear", "constant"]
+Precision = Literal["fp32", "bf16"]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How long, how fast, and with what.
+
+    The rate rises over `warmup` epochs and falls to zero by `schedule`; `head_rate` is that of the last layer with
+    weights, `layer_decay` multiplies the rate once for every block below the last. Decoupled weight decay (adamw)
+    leaves biases and other vectors alone, as usual; adam and sgd decay every weight. `ema` evaluates and keeps an
+    exponential average of the weights. The model that is kept is the best on the validation examples, or the last one.
+
+    >>> recipe = Recipe(epochs=3, rate=1e-3)
+    >>> Recipe.parse(recipe.to_json()) == recipe
+    True
+    """
+
+    epochs: int = 10
+    batch: int = 128
+    optimizer: Optimizer = "adamw"
+    rate: float = 1e-3
+    head_rate: float | None = None
+    weight_decay: float = 0.0
+    schedule: Schedule = "cosine"
+    warmup: float = 0.0
+    clip: float | None = None
+    layer_decay: float = 1.0
+    ema: float | None = None
+    precision: Precision = "fp32"
+    accumulate: int = 1
+    keep: Literal["best", "last"] = "best"
+    evaluate_every: int = 1
+    save_every: int | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "batch", "accumulate", "evaluate_every"):
+            self._whole(name, 1)
+        if self.save_every is not None:
+            self._whole("save_every", 1)
+        self._whole("seed", 0)
+        for name, low, high in (
+            ("rate", 0.0, math.inf),
+            ("weight_decay", 0.0, math.inf),
+            ("warmup", 0.0, float(self.epochs)),
+            ("layer_decay", 0.0, 1.0),
+        ):
+            self._number(name, low, high)
+        for name, high in (("head_rate", math.inf), ("clip", math.inf), ("ema", 1.0)):
+            if getattr(self, name) is not None:
+                self._number(name, 0.0, high)
+        for name, known in (
+            ("optimizer", get_args(Optimizer)),
+            ("schedule", get_args(Schedule)),
+            ("precision", get_args(Precision)),
+            ("keep", ("best", "last")),
+        ):
+            if getattr(self, name) not in known:
+                raise SoftEquivError(f"{name} is one of {', '.join(known)}; got {getattr(self, name)!r}")
+
+    def _whole(self, name: str, low: int) -> None:
+        value = getattr(self, name)
+        if not isinstance(value, int) or isinstance(value, bool) or value < low:
+            raise SoftEquivError(f"{name} is a whole number from {low}; got {value!r}")
+
+    def _number(self, name: str, low: float, high: float) -> None:
+        value = getattr(self, name)
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
+            raise SoftEquivError(f"{name} lies between {low:g} and {high:g}; got {value!r}")
+
+    def factor(self, moment: float, step: float = 0.0) -> float:
+        """The rate of the step that ends at a moment, in epochs, as a share of the full one; `step` is its length.
+
+        >>> [round(Recipe(epochs=4, warmup=2, schedule="linear").factor(t, 1), 2) for t in (1, 2, 3, 4)]
+        [0.5, 1.0, 1.0, 0.5]
+        """
+        if moment < self.warmup:
+            return moment / self.warmup
+        gone = max(0.0, moment - step - self.warmup) / max(self.epochs - self.warmup, step)
+        if self.schedule == "cosine":
+            return 0.5 * (1 + math.cos(math.pi * gone))
+        return 1 - gone if self.schedule == "linear" else 1.0
+
+    def to_json(self) -> str:
+        """Every setting by name."""
+        return json.dumps(asdict(self), indent=1)
+
+    @classmethod
+    def parse(cls, text: str) -> Recipe:
+        """The recipe of a JSON text; unknown settings are refused with the nearest known name."""
+        try:
+            told = json.loads(text)
+        except json.JSONDecodeError as problem:
+            raise SoftEquivError(
+                f'a recipe is JSON, such as {{"epochs": 10}}; this text is not: {problem}'
+            ) from problem
+        if not isinstance(told, dict):
+            raise SoftEquivError(f"a recipe is a JSON object of settings; got {type(told).__name__}")
+        return cls.of(told)
+
+    @classmethod
+    def of(cls, settings: Mapping[str, Any]) -> Recipe:
+        """The recipe of settings by name."""
+        known = [field.name for field in fields(cls)]
+        for name in settings:
+            if name not in known:
+                near = difflib.get_close_matches(name, known, 1)
+                hint = f"; did you mean {near[0]}?" if near else f"; the settings are {', '.join(known)}"
+                raise SoftEquivError(f"a recipe has no setting {name!r}{hint}")
+        return cls(**settings)

@@ -1,0 +1,82 @@
+"""How does a training survive a kill? One file with weights, optimiser, averages and history, replaced whole."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.optim import Optimizer
+
+from softequiv._files import written_whole
+from softequiv.errors import SoftEquivError
+
+# Whole tensors under plain names: a run may go on with another number of processes.
+WHOLE = StateDictOptions(full_state_dict=True)
+
+Tensors = dict[str, Tensor]
+
+
+def weights_of(model: nn.Module) -> Tensors:
+    """A copy of all weights and buffers, whole; every process must ask."""
+    state: Mapping[str, Any] = get_model_state_dict(model, options=WHOLE)
+    return {name: value.detach().clone() for name, value in state.items()}
+
+
+def set_weights(model: nn.Module, weights: Tensors) -> None:
+    """Write weights and buffers of `weights_of` into a model."""
+    set_model_state_dict(model, dict(weights), options=WHOLE)
+
+
+def moments_of(model: nn.Module, optimizer: Optimizer) -> tuple[Tensors, dict[str, Any]]:
+    """What an optimiser remembers, as tensors by weight and kind, and its settings, which are no tensors."""
+    state: dict[str, Any] = get_optimizer_state_dict(model, optimizer, options=WHOLE)
+    tensors = {
+        f"{kind}/{name}": value.detach().clone()
+        for name, kinds in state["state"].items()
+        for kind, value in kinds.items()
+    }
+    return tensors, {"param_groups": state["param_groups"]}
+
+
+def set_moments(model: nn.Module, optimizer: Optimizer, tensors: Tensors, settings: Mapping[str, Any]) -> None:
+    """The inverse of `moments_of`."""
+    state: dict[str, Any] = {}
+    for place, value in tensors.items():
+        kind, _, name = place.partition("/")
+        state.setdefault(name, {})[kind] = value
+    set_optimizer_state_dict(model, optimizer, {"state": state, **settings}, options=WHOLE)
+
+
+def write(path: Path, parts: Mapping[str, Tensors], told: Mapping[str, Any]) -> None:
+    """Replace a saved training: tensors by part and name, and what is told beside them."""
+    flat = {f"{part}/{name}": value.contiguous() for part, named in parts.items() for name, value in named.items()}
+    with written_whole(path) as file:
+        save_file(flat, file, metadata={"training": json.dumps(told)})
+
+
+def read(path: Path) -> tuple[dict[str, Tensors], dict[str, Any]]:
+    """What `write` wrote."""
+    parts: dict[str, Tensors] = {}
+    try:
+        with safe_open(path, framework="pt") as file:
+            told = json.loads((file.metadata() or {})["training"])
+            for name in file.keys():  # noqa: SIM118
+                part, _, rest = name.partition("/")
+                parts.setdefault(part, {})[rest] = file.get_tensor(name)
+    except (SafetensorError, OSError, KeyError, json.JSONDecodeError) as problem:
+        raise SoftEquivError(
+            f"{path} is no saved training that can be read ({problem}); remove it to start anew"
+        ) from problem
+    return parts, told

@@ -1,0 +1,142 @@
+"""How is an opened model tuned and left behind? Trained by the loop in a folder, tested, and written with its result.
+
+The folder says what was asked, so that the same call goes on where it stopped and another one is refused.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from softequiv._files import written_whole
+from softequiv.actions import Moves, Pictures, Still
+from softequiv.adapt.opening import save_model
+from softequiv.baselines.penalty import Penalised
+from softequiv.certify.certificate import versions
+from softequiv.errors import SoftEquivError
+from softequiv.groups import Group
+from softequiv.tasks.augment import Moved
+from softequiv.tasks.classification import Classification
+from softequiv.tasks.segmentation import Segmentation
+from softequiv.training.board import Board
+from softequiv.training.heads import check_answers
+from softequiv.training.loop import Objective, fit, plain
+from softequiv.training.recipe import Recipe
+
+ASKED, RESULT, MODEL = "asked.json", "result.json", "model"
+POOL = 1024  # elements that stand for a range
+
+Figures = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Turns:
+    """By what pictures are moved: elements of a group within a range, None being all of it; the test has others than
+    the training. There, pictures are moved if `trained`, and a `penalty` above 0 is the price of answers that differ.
+    """
+
+    group: Group
+    within: float | None
+    trained: bool = False
+    penalty: float = 0.0
+
+
+def is_main() -> bool:
+    """Whether this process is the one that writes and speaks; torchrun and accelerate number theirs."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def finished(folder: Path, asked: Mapping[str, Any]) -> Figures | None:
+    """The result of a tuning that is done; None where it is not. A folder of another tuning is refused, and so is one
+    of other files."""
+    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
+        return None
+    before = _read(folder / ASKED)
+    if before is None:
+        raise SoftEquivError(f"{folder} exists and holds no training; choose another name, or remove it first")
+    changed = [name for name in asked if before.get(name) != json.loads(json.dumps(asked[name]))]
+    if changed:
+        raise SoftEquivError(
+            f"{folder} holds a training with other settings ({', '.join(changed)}); choose another name, or remove it"
+        )
+    return _read(folder / RESULT)
+
+
+def tune(
+    model: nn.Module,
+    task: Classification | Segmentation,
+    recipe: Recipe,
+    turns: Turns,
+    folder: Path,
+    asked: Mapping[str, Any],
+    *,
+    tensorboard: bool = False,
+) -> Figures:
+    """Train a model in a folder and test it; what result.json then holds. The model is in the folder `model` there.
+
+    `asked` is what decided model and task, as JSON can hold it.
+    """
+    check_answers(model, task)
+    if is_main():
+        folder.mkdir(parents=True, exist_ok=True)
+        _write(folder / ASKED, asked)
+    known, unseen = (Moves(task.acts, turns.group, turns.within, count=POOL, seed=recipe.seed + i) for i in (0, 1))
+    objective: Objective = plain
+    if turns.penalty:
+        outputs = Pictures() if isinstance(task, Segmentation) else Still()
+        objective = Penalised(known, turns.penalty, outputs, "kl")
+    watched = [Board(folder)] if tensorboard and is_main() else []
+    fitted = fit(
+        model,
+        task,
+        recipe,
+        known,
+        objective=objective,
+        transform=Moved(known) if turns.trained else None,
+        folder=folder,
+        after_step=watched,
+    )
+    for board in watched:
+        board()
+    task = task.to(fitted.device)
+    parts = {"train": task.train, "validation": task.validation, "test": task.test}
+    result = {
+        "asked": dict(asked),
+        "recipe": asdict(recipe),
+        "seed": recipe.seed,
+        "judged": {"group": turns.group.name, "within": None if turns.within is None else repr(turns.within)},
+        "versions": versions(),
+        "data": {name: {"examples": len(part), "sha256": part.fingerprint} for name, part in parts.items()},
+        "device": torch.cuda.get_device_name() if fitted.device.startswith("cuda") else fitted.device,
+        "processes": int(os.environ.get("WORLD_SIZE", "1")),
+        "seconds": round(fitted.seconds, 2),
+        "history": fitted.history,
+        "best": fitted.best,
+        "test": task.figures(model, task.test, unseen, batch=2 * recipe.batch),
+    }
+    if is_main():
+        shutil.rmtree(folder / MODEL, ignore_errors=True)  # of a run that was stopped between the two files
+        save_model(model.cpu(), folder / MODEL)
+        _write(folder / RESULT, result)
+    return result
+
+
+def _read(path: Path) -> Figures | None:
+    try:
+        found: Figures = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, json.JSONDecodeError):
+        return None
+    return found
+
+
+def _write(path: Path, entries: Mapping[str, Any]) -> None:
+    with written_whole(path) as part:
+        part.write_text(json.dumps(entries, indent=1), encoding="utf-8")

@@ -1,0 +1,253 @@
+"""Does the loop train, choose, save and resume as it says? A run cut anywhere ends as if it had not been."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+import softequiv as se
+from softequiv.actions import Moves, Still
+from softequiv.errors import SoftEquivError
+from softequiv.tasks.base import Examples, Held, Task
+from softequiv.training import Recipe, fit
+from softequiv.training.parameters import parameter_groups
+
+STILL = Moves(Still(), se.C(1))
+
+
+@dataclass(frozen=True)
+class Numbers(Task):
+    """A small regression, whose score is minus its error."""
+
+    score = "error"
+    sign = -1
+
+    def loss(self, answers: Tensor, targets: Tensor) -> Tensor:
+        return functional.mse_loss(answers, targets)
+
+    def figures(self, model: nn.Module, examples: Examples, moves: Moves, *, batch: int = 512) -> dict[str, float]:
+        model.eval()
+        with torch.no_grad():
+            errors = [self.loss(model(x), y) * len(y) for x, y in examples.batches(batch)]
+        return {"error": float(sum(errors)) / len(examples)}
+
+
+def numbers(count: int = 64) -> Numbers:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(count, 1, 5, 5, generator=generator)
+    y = x.flatten(1) @ torch.randn(25, 3, generator=generator)
+    held = Held(x, y)
+    return Numbers(held, held.part(torch.arange(count // 2)), held)
+
+
+def network(mode: str | None = None) -> nn.Module:
+    torch.manual_seed(1)
+    net = nn.Sequential(nn.Conv2d(1, 8, 5), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Dropout(0.1), nn.Linear(8, 3))
+    return se.soften(net, "SO(2)", softness=0.5, mode=mode) if mode else net
+
+
+def weights(net: nn.Module) -> dict[str, Tensor]:
+    return {name: value.clone() for name, value in net.state_dict().items()}
+
+
+def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(value, other[name]) for name, value in one.items())
+
+
+class Killed(Exception):
+    pass
+
+
+def killing(at: int) -> Callable[[int], None]:
+    def kill(step: int) -> None:
+        if step == at:
+            raise Killed
+
+    return kill
+
+
+@pytest.mark.parametrize("mode", [None, "parametrize", "project"])
+@pytest.mark.parametrize("changes", [{}, {"optimizer": "sgd", "rate": 0.01}, {"ema": 0.9, "accumulate": 2, "clip": 1.0}])
+def test_a_run_cut_anywhere_ends_as_if_it_had_not_been(tmp_path, mode, changes):
+    recipe = replace(Recipe(epochs=3, batch=8, rate=1e-2, save_every=2, seed=3), **changes)
+    whole = network(mode)
+    expected = fit(whole, numbers(), recipe, STILL)
+    for at in (1, 3, 8, 11):
+        folder = tmp_path / str(at)
+        with pytest.raises(Killed):
+            fit(network(mode), numbers(), recipe, STILL, folder=folder, after_step=[killing(at)])
+        again = network(mode)
+        found = fit(again, numbers(), recipe, STILL, folder=folder)
+        assert same(weights(again), weights(whole)), at
+        assert found.history == expected.history
+        lines = (folder / "log.jsonl").read_text().splitlines()
+        assert [json.loads(line) for line in lines] == expected.history
+
+
+def test_a_finished_run_is_not_trained_again(tmp_path):
+    recipe = Recipe(epochs=2, batch=16, rate=1e-2)
+    first, second = network(), network()
+    fit(first, numbers(), recipe, STILL, folder=tmp_path)
+    steps: list[int] = []
+    fit(second, numbers(), recipe, STILL, folder=tmp_path, after_step=[steps.append])
+    assert steps == []
+    assert same(weights(first), weights(second))
+
+
+def test_the_best_model_on_the_validation_examples_is_kept():
+    task, net = numbers(), network()
+    recipe = Recipe(epochs=30, batch=16, rate=0.3, schedule="constant")  # too fast to get better every time
+    fitted = fit(net, task, recipe, STILL)
+    errors = [line["error"] for line in fitted.history]
+    assert fitted.best == errors.index(min(errors)) < len(errors) - 1
+    assert task.figures(net, task.validation, STILL)["error"] == pytest.approx(min(errors))
+
+
+def test_the_last_model_is_kept_on_request_and_the_average_is_the_average():
+    task, recipe = numbers(), Recipe(epochs=2, batch=16, rate=1e-2, keep="last", ema=0.5)
+    seen: list[dict[str, Tensor]] = []
+    net = network()
+    start = weights(net)
+    fit(net, task, recipe, STILL, after_step=[lambda _: seen.append(weights(net))])
+    average = start["0.weight"]
+    for step in seen:
+        average = 0.5 * average + 0.5 * step["0.weight"]
+    assert torch.allclose(net.state_dict()["0.weight"], average, atol=1e-6)
+
+
+def test_accumulated_batches_are_one_large_batch():
+    def trained(batch: int, parts: int) -> Tensor:
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Flatten(), nn.Linear(25, 3))
+        fit(net, numbers(), Recipe(epochs=2, batch=batch, accumulate=parts, rate=0.1, keep="last"), STILL)
+        return net[1].weight.detach()
+
+    assert torch.allclose(trained(16, 1), trained(4, 4), atol=1e-5)
+
+
+def test_constraints_hold_after_training_in_project_mode():
+    net = network("project")
+    fit(net, numbers(), Recipe(epochs=3, batch=8, rate=1e-1), STILL)
+    kernel = net[0].weight.detach()
+    se.project(net)
+    assert torch.allclose(net[0].weight, kernel, atol=1e-6)
+    assert not torch.allclose(kernel, network("project")[0].weight, atol=1e-2)
+
+
+def test_the_rate_rises_and_falls():
+    recipe = Recipe(epochs=10, warmup=2, schedule="cosine")
+    rates = [recipe.factor(t / 10, 0.1) for t in range(1, 101)]
+    assert max(rates) == 1.0 and rates[0] == pytest.approx(0.05)
+    assert all(a >= b for a, b in zip(rates[20:], rates[21:], strict=False))
+    assert rates[-1] < 0.01
+
+
+def test_layers_below_learn_more_slowly_and_vectors_do_not_decay():
+    net = nn.ModuleDict({"start": nn.Linear(2, 2), "blocks": nn.ModuleList([nn.Linear(2, 2) for _ in range(3)])})
+    net["end"] = nn.Linear(2, 2)
+    groups = parameter_groups(net, Recipe(rate=1.0, layer_decay=0.5, head_rate=7.0, weight_decay=0.1))
+    rate = {id(weight): group["lr"] for group in groups for weight in group["params"]}
+    decay = {id(weight): group["weight_decay"] for group in groups for weight in group["params"]}
+    assert [rate[id(net["blocks"][i].weight)] for i in range(3)] == [0.125, 0.25, 0.5]
+    assert rate[id(net["start"].weight)] == 0.0625 and rate[id(net["end"].weight)] == 7.0
+    assert decay[id(net["end"].bias)] == 0.0 and decay[id(net["end"].weight)] == 0.1
+
+
+def test_bf16_leaves_a_plain_model_behind():
+    net = network()
+    fit(net, numbers(), Recipe(epochs=1, batch=16, precision="bf16"), STILL)
+    assert net.forward.__func__ is nn.Sequential.forward
+    assert net(torch.zeros(2, 1, 5, 5)).dtype == torch.float32
+
+
+TWO = textwrap.dedent("""
+    import sys, torch
+    sys.path.insert(0, {tests!r})
+    from pathlib import Path
+    from test_training import STILL, numbers
+    from softequiv.training import Recipe, fit
+    import softequiv as se
+    from torch import nn
+    torch.manual_seed(1)
+    net = nn.Sequential(nn.Conv2d(1, 8, 5), nn.ReLU(), nn.Flatten(), nn.Linear(8, 3))
+    se.soften(net, "SO(2)", softness=0.5, mode={mode!r})
+    fitted = fit(net, numbers(), Recipe(epochs=3, batch={batch}, rate=1e-2), STILL, folder=Path({folder!r}))
+    torch.distributed.is_initialized() and torch.distributed.barrier()
+""")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["parametrize", "project"])
+def test_two_processes_have_the_loss_curve_of_one(tmp_path, mode):
+    curves = []
+    for processes, batch in ((1, 16), (2, 8)):
+        folder = tmp_path / str(processes)
+        script = tmp_path / f"{processes}.py"
+        tests = str(Path(__file__).resolve().parent)
+        script.write_text(TWO.format(tests=tests, mode=mode, batch=batch, folder=str(folder)))
+        launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
+        command = [sys.executable, *(launch if processes > 1 else []), str(script)]
+        subprocess.run(command, check=True, env=environment, timeout=300, capture_output=True)
+        lines = (folder / "log.jsonl").read_text().splitlines()
+        curves.append([[json.loads(line)[name] for name in ("loss", "error")] for line in lines])
+    assert torch.allclose(torch.tensor(curves[0]), torch.tensor(curves[1]), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"epochs": 0}, "epochs is a whole number from 1; got 0"),
+        ({"batch": 1.5}, "batch is a whole number from 1; got 1.5"),
+        ({"rate": -1.0}, "rate lies between 0 and inf; got -1.0"),
+        ({"rate": float("nan")}, "rate lies between"),
+        ({"warmup": 20.0}, "warmup lies between 0 and 10; got 20.0"),
+        ({"optimizer": "lion"}, "optimizer is one of adamw, adam, sgd; got 'lion'"),
+        ({"ema": 2.0}, "ema lies between 0 and 1"),
+        ({"epoch": 3}, "no setting 'epoch'; did you mean epochs?"),
+        ({"save_every": 0}, "save_every is a whole number from 1"),
+    ],
+)
+def test_recipes_that_make_no_sense_are_answered_by_a_sentence(settings, words):
+    with pytest.raises(SoftEquivError, match=words.replace("(", r"\(").replace("?", r"\?")):
+        Recipe.of(settings)
+
+
+@pytest.mark.parametrize("text", ["", "[1]", "{epochs: 3}", '{"epochs": "three"}'])
+def test_a_recipe_that_cannot_be_read_is_answered_by_a_sentence(text):
+    with pytest.raises(SoftEquivError):
+        Recipe.parse(text)
+
+
+def test_other_settings_do_not_take_up_a_saved_run(tmp_path):
+    fit(network(), numbers(), Recipe(epochs=1), STILL, folder=tmp_path)
+    with pytest.raises(SoftEquivError, match="other settings \\(rate\\)"):
+        fit(network(), numbers(), Recipe(epochs=1, rate=0.5), STILL, folder=tmp_path)
+
+
+@pytest.mark.parametrize("content", [b"", b"rubbish", b"\x10\x00\x00\x00\x00\x00\x00\x00{}"])
+def test_a_saved_run_that_cannot_be_read_is_answered_by_a_sentence(tmp_path, content):
+    (tmp_path / "training.safetensors").write_bytes(content)
+    with pytest.raises(SoftEquivError, match="no saved training that can be read"):
+        fit(network(), numbers(), Recipe(epochs=1), STILL, folder=tmp_path)
+
+
+def test_a_loss_that_is_no_number_is_answered_by_a_sentence():
+    with pytest.raises(SoftEquivError, match="the loss became"):
+        fit(network(), numbers(), Recipe(epochs=40, batch=8, rate=1e8, optimizer="sgd"), STILL)
+
+
+def test_a_frozen_model_is_answered_by_a_sentence():
+    with pytest.raises(SoftEquivError, match="no weight of this model learns"):
+        fit(network().requires_grad_(False), numbers(), Recipe(epochs=1), STILL)
