@@ -14,8 +14,10 @@ from torch import nn
 
 from softequiv.baselines.group_cnn import CentredHalving
 from softequiv.errors import SoftEquivError
+from softequiv.gains import Gain
 from softequiv.groups import C, D, Group
 from softequiv.nn import CopyNorm, Gated, SoftConv2d, gated
+from softequiv.nn.layers import EXACT
 from softequiv.reps import Action, Rep, direct_sum, frequency, scalar
 
 
@@ -37,10 +39,12 @@ def steerable_cnn(
     kernel_size: int = 5,
     *,
     frequencies: int = 2,
+    gain: Gain = EXACT,
     action: Action = "exact",
 ) -> nn.Sequential:
-    """A strict classifier, (N, in, H, W) to (N, classes): typed convolutions, norm by copies, gates, centred halving;
-    the last layer has scalars only, whose mean over the picture goes through a linear head.
+    """A classifier, (N, in, H, W) to (N, classes), strict by default: typed convolutions, norm by copies, gates,
+    centred halving; the last layer has scalars only, whose mean over the picture goes through a linear head. Another
+    gain lets types leak into each other.
 
     Exactly invariant under the quarter turns (and flips) of its group at even and odd sizes, under other turns as
     nearly as pixels turn. With all frequencies up to 2, a layer between widths c and c' has about 5 c 5 c' k^2 / |G|
@@ -61,6 +65,6 @@ def steerable_cnn(
         if parts:
             parts.append(CentredHalving())
         wide = gated(target)
-        parts.append(SoftConv2d(source, wide, kernel_size, padding=kernel_size // 2, action=action))
+        parts.append(SoftConv2d(source, wide, kernel_size, gain, padding=kernel_size // 2, action=action))
         parts += [CopyNorm(wide, dim=1), Gated(target, dim=1)]
     return nn.Sequential(*parts, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(widths[-1], classes))

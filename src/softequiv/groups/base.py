@@ -53,7 +53,7 @@ class Element:
     group: Group
     word: Word
 
-    @property
+    @cached_property
     def matrix(self) -> Tensor:
         """The element in the defining representation, (n, n) float64."""
         return evaluate(self.word, self.group.lie, self.group.steps)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -33,6 +34,7 @@ def mirror(n: int) -> Tensor:
     return matrix
 
 
+@lru_cache
 def plane_generators(n: int) -> Tensor:
     """One generator per coordinate plane, turning e_i towards e_j by one radian per unit of time: (n (n-1) / 2, n,
     n).

@@ -159,7 +159,7 @@ class _Run:
             with accelerator.no_sync(self.running) if apart else nullcontext():
                 with accelerator.autocast():
                     loss = self.objective(self.running, x, y, self.task.loss, generator) / recipe.accumulate
-                # accelerate's own backward and step look for packages on disk every time, and add nothing in fp32 and bf16
+                # accelerate's own backward and step look for packages on disk each time, and add nothing in fp32, bf16
                 loss.backward()  # type: ignore[no-untyped-call]
             self.lost += loss.detach()
         if recipe.clip is not None:
@@ -194,6 +194,8 @@ class _Run:
         elif self.average:
             self.average.wear()
         self.accelerator.unwrap_model(self.running, keep_fp32_wrapper=False)
+        # what accelerate leaves on the instance lacks the decorators that models of transformers rely on
+        self.model.__dict__.pop("forward", None)
         self.model.eval()
         seconds = time.perf_counter() - self.began
         return Fitted(self.standing.history, self.standing.best, seconds, str(self.accelerator.device))

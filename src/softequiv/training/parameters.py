@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from softequiv.baselines.canonical import Canonical
 from softequiv.errors import SoftEquivError
 from softequiv.training.recipe import Recipe
 
@@ -64,7 +65,13 @@ def depth_of(name: str) -> int:
 
 
 def head_name(model: nn.Module) -> str:
-    """The last module with weights of its own: what turns features into answers."""
+    """The last module with weights of its own: what turns features into answers.
+
+    >>> head_name(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2)))
+    '2'
+    """
+    if isinstance(model, Canonical):  # its scorer comes after the model that answers
+        return f"model.{head_name(model.model)}"
     owners = [name for name, module in model.named_modules() if any(True for _ in module.parameters(recurse=False))]
     last = owners[-1] if owners else ""
     return last.split(".parametrizations")[0]

@@ -19,13 +19,13 @@ from torch import nn
 from softequiv._files import written_whole
 from softequiv.actions import Moves, Pictures, Still
 from softequiv.adapt.opening import save_model
+from softequiv.baselines.augmentation import Augmented
 from softequiv.baselines.penalty import Penalised
 from softequiv.certify.certificate import versions
 from softequiv.errors import SoftEquivError
 from softequiv.groups import Group
-from softequiv.tasks.augment import Moved
 from softequiv.tasks.classification import Classification
-from softequiv.tasks.segmentation import Segmentation
+from softequiv.tasks.segmentation import MASKS, Segmentation
 from softequiv.training.board import Board
 from softequiv.training.heads import check_answers
 from softequiv.training.loop import Objective, fit, plain
@@ -85,22 +85,24 @@ def tune(
     `asked` is what decided model and task, as JSON can hold it.
     """
     check_answers(model, task)
+    known, unseen = (Moves(task.acts, turns.group, turns.within, count=POOL, seed=recipe.seed + i) for i in (0, 1))
+    known(task.train.batch(torch.zeros(1, dtype=torch.long))[0], torch.zeros(1, dtype=torch.long))  # can they act?
+    watched = [Board(folder)] if tensorboard and is_main() else []
     if is_main():
         folder.mkdir(parents=True, exist_ok=True)
         _write(folder / ASKED, asked)
-    known, unseen = (Moves(task.acts, turns.group, turns.within, count=POOL, seed=recipe.seed + i) for i in (0, 1))
+    masks = known.on(MASKS) if isinstance(task, Segmentation) else None
     objective: Objective = plain
     if turns.penalty:
         outputs = Pictures() if isinstance(task, Segmentation) else Still()
         objective = Penalised(known, turns.penalty, outputs, "kl")
-    watched = [Board(folder)] if tensorboard and is_main() else []
     fitted = fit(
         model,
         task,
         recipe,
         known,
         objective=objective,
-        transform=Moved(known) if turns.trained else None,
+        transform=Augmented(known, masks) if turns.trained else None,
         folder=folder,
         after_step=watched,
     )

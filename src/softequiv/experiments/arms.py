@@ -1,0 +1,147 @@
+"""Which ways to be equivariant stand side by side? Each arm takes a model and a dial, and gives what is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from softequiv.actions import Moves, Pictures
+from softequiv.adapt import soften
+from softequiv.baselines.canonical import Canonical, WithPrior
+from softequiv.baselines.paper import paper_soften
+from softequiv.baselines.penalty import Penalised
+from softequiv.baselines.rpp import rpp
+from softequiv.errors import SoftEquivError
+from softequiv.gains import LevelGain, hard
+from softequiv.groups import C, D, Group
+from softequiv.nn import soft_weights
+from softequiv.nn.layers import restored_scale
+from softequiv.spectrum import spectrum
+from softequiv.training.loop import Objective, plain
+
+TURNS = 18  # rotations of the paper's finite groups
+
+Grids = Mapping[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What all arms of a table are told: the group, the range they are judged by, how pictures move, how large."""
+
+    group: Group
+    within: float
+    acts: Pictures
+    channels: int
+    grids: Grids | None = None
+
+    @property
+    def finite(self) -> Group:
+        """The paper's finite group of the same kind."""
+        return C(TURNS) if self.group.name.startswith(("SO", "C")) else D(TURNS)
+
+
+@dataclass(frozen=True)
+class Armed:
+    """A model ready for training, and what its training minimises."""
+
+    model: nn.Module
+    objective: Objective = plain
+
+
+Arm = Callable[[nn.Module, float, Setting], Armed]
+
+
+def free(model: nn.Module, dial: float, setting: Setting) -> Armed:
+    """The model as it is."""
+    return Armed(model)
+
+
+def ours(model: nn.Module, dial: float, setting: Setting) -> Armed:
+    """Our filter: softness on the exact pixel rotation."""
+    return Armed(soften(model, setting.group, softness=dial, grids=setting.grids))
+
+
+def levels(model: nn.Module, dial: float, setting: Setting) -> Armed:
+    """Our filter: all levels up to the dial whole, and nothing of the others, so that training cannot undo it."""
+    return Armed(soften(model, setting.group, gain=hard(dial + 0.5), grids=setting.grids))
+
+
+def target(model: nn.Module, dial: float, setting: Setting) -> Armed:
+    """Our filter: every weight within a certified error over the range."""
+    return Armed(soften(model, setting.group, error=dial, within=setting.within, grids=setting.grids))
+
+
+def paper(model: nn.Module, dial: float, setting: Setting) -> Armed:
+    """The paper's construction with its hard cut-off."""
+    return Armed(paper_soften(model, setting.finite, softness=dial, grids=setting.grids))
+
+
+def paper_smooth(model: nn.Module, dial: float, setting: Setting) -> Armed:
+    """The paper's construction with its smooth cut-off."""
+    return Armed(paper_soften(model, setting.finite, softness=dial, cutoff="smooth", grids=setting.grids))
+
+
+def residual(model: nn.Module, dial: float, setting: Setting) -> Armed:
+    """Residual pathways with a scalar on the free one."""
+    return Armed(rpp(model, setting.group, dial, grids=setting.grids))
+
+
+def canonical(model: nn.Module, dial: float, setting: Setting) -> Armed:
+    """The picture turned upright first; the dial is the strength of the prior."""
+    return Armed(Canonical(model, setting.finite, setting.channels), WithPrior(dial))
+
+
+def penalised(model: nn.Module, dial: float, setting: Setting) -> Armed:
+    """A price on the divergence between answers; the dial is its strength."""
+    moves = Moves(setting.acts, setting.group, setting.within)
+    return Armed(model, Penalised(moves, dial, divergence="kl"))
+
+
+ARMS: dict[str, Arm] = {
+    "plain": free,
+    "ours": ours,
+    "ours (levels)": levels,
+    "ours (target)": target,
+    "paper": paper,
+    "paper (smooth)": paper_smooth,
+    "RPP": residual,
+    "canonical": canonical,
+    "penalty": penalised,
+}
+
+
+def armed(name: str, model: nn.Module, dial: float, setting: Setting) -> Armed:
+    """The arm of a name."""
+    if name not in ARMS:
+        raise SoftEquivError(f"there is no arm {name!r}; choose one of {', '.join(ARMS)}")
+    return ARMS[name](model, dial, setting)
+
+
+def restore_variance(model: nn.Module) -> None:
+    """Scale filtered weights that are still random up by what their filter takes, so that all stops start alike."""
+    with torch.no_grad():
+        for weight in soft_weights(model):
+            weight.stored.mul_(restored_scale(weight.soft))
+
+
+def kept(model: nn.Module) -> float | None:
+    """The share of directions that the filters of a model keep, sum gamma^2 / N; None where it has no such filter.
+
+    >>> import softequiv as se
+    >>> kept(se.soften(nn.Conv2d(1, 1, 3), "SO(2)", gain=se.hard(0.5)))
+    0.333...
+    """
+    gains = [weight.soft for weight in soft_weights(model)]
+    sizes = [(soft, spectrum(soft.rep)) for soft in gains if isinstance(soft.gain, LevelGain)]
+    if not sizes or len(sizes) < len(gains):
+        return None
+    whole = sum(soft.rep.dim for soft, _ in sizes)
+    stays = sum(
+        float((soft.gain.gamma(levels) ** 2 * levels.counts).sum())
+        for soft, levels in sizes
+        if isinstance(soft.gain, LevelGain)
+    )
+    return stays / whole

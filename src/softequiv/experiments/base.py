@@ -1,0 +1,49 @@
+"""What is an experiment? The cells of a table at each scale, the work of one cell, and the page made from all rows."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, get_args
+
+from softequiv.errors import SoftEquivError
+from softequiv.experiments.cells import Cell, Row, Work, run_cells
+from softequiv.experiments.pages import Page, write_page
+
+Scale = Literal["smoke", "small", "full"]
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One table or figure of the paper: `cells(scale)`, `work(settings)` and `page(rows, scale)`."""
+
+    name: str
+    title: str
+    cells: Callable[[Scale], list[Cell]]
+    work: Work
+    page: Callable[[Sequence[Row], Scale], Page]
+
+
+def reproduce(experiment: Experiment, scale: Scale = "small", *, out: Path = Path("results"), jobs: int = 1) -> Path:
+    """Fill every cell that is not there, then write the page; the path of the page.
+
+    `smoke` takes seconds and means nothing, `small` is what a workstation does on real data, `full` is the paper's own
+    setting. Cells are kept in `out/cells` and used again.
+    """
+    if scale not in get_args(Scale):
+        raise SoftEquivError(f"the scales are {', '.join(get_args(Scale))}; got {scale!r}")
+    name = f"{experiment.name}-{scale}"
+    rows = run_cells(experiment.cells(scale), experiment.work, out / "cells" / name, jobs=jobs)
+    return write_page(experiment.page(rows, scale), rows, out, name)
+
+
+def data_folder(name: str) -> Path:
+    """Where the data of an experiment lies: a folder or file below SOFTEQUIV_DATA, or below ../shared/data."""
+    root = Path(os.environ.get("SOFTEQUIV_DATA", "../shared/data"))
+    if not (root / name).exists():
+        raise SoftEquivError(
+            f"{root / name} is not there; set the environment variable SOFTEQUIV_DATA to the folder that holds {name}"
+        )
+    return root / name

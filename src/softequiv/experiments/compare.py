@@ -1,0 +1,150 @@
+"""Which arm is better? Curves of a gain against an error, one point for each stop of a dial, compared stop by stop."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from softequiv.experiments.cells import Row
+from softequiv.experiments.pages import Claim, Figure, Spread, spread_over_seeds
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
+MARKS = "os^Dv<>x"
+
+
+@dataclass(frozen=True)
+class Stop:
+    """One stop of a dial: what is gained (more is better) and what it costs (an error, less is better)."""
+
+    dial: float
+    gain: Spread
+    error: Spread
+
+
+Curves = dict[str, list[Stop]]
+
+
+def curves(rows: Sequence[Row], gain: str, error: str) -> Curves:
+    """The stops of each arm, in the order of its dial."""
+    gains = spread_over_seeds(rows, gain, "arm", "dial")
+    errors = spread_over_seeds(rows, error, "arm", "dial")
+    found: Curves = {}
+    for (arm, dial), value in gains.items():
+        found.setdefault(arm, []).append(Stop(dial, value, errors[arm, dial]))
+    return {arm: sorted(stops, key=lambda stop: stop.dial) for arm, stops in found.items()}
+
+
+def answers(ours: Sequence[Stop], theirs: Stop) -> Stop | None:
+    """Our stop with the least error among those that gain as much as theirs, up to one standard deviation of theirs."""
+    able = [stop for stop in ours if stop.gain.mean >= theirs.gain.mean - known(theirs.gain.std)]
+    return min(able, key=lambda stop: stop.error.mean) if able else None
+
+
+def stops_of(found: Curves, arms: Sequence[str]) -> list[Stop]:
+    """The stops of all these arms."""
+    return [stop for arm in arms for stop in found.get(arm, [])]
+
+
+def better_at_equal_gain(found: Curves, arms: Sequence[str], other: str) -> Claim:
+    """Whether for every stop of the other dial one of ours gains as much at a lower error."""
+    ours, theirs = stops_of(found, arms), found[other]
+    pairs = [(best, stop) for stop in theirs if (best := answers(ours, stop)) is not None]
+    ratios = sorted(best.error.mean / stop.error.mean for best, stop in pairs if stop.error.mean > 0)
+    wins = sum(best.error.mean <= stop.error.mean for best, stop in pairs)
+    clear = sum(
+        best.error.mean + known(best.error.std) < stop.error.mean - known(stop.error.std) for best, stop in pairs
+    )
+    middle = ratios[len(ratios) // 2] if ratios else math.nan
+    return Claim(
+        f"at a combined accuracy equal within one standard deviation, {' or '.join(arms)} has a lower error than "
+        f"{other}",
+        wins == len(theirs),
+        f"at {wins} of {len(theirs)} stops of {other} ({clear} beyond one standard deviation of both errors); median "
+        f"ratio of the errors {middle:.2f}",
+    )
+
+
+def at_least_as_good(found: Curves, arms: Sequence[str], base: str = "plain") -> Claim:
+    """Whether the best stop of our dials gains at least as much as the model without one."""
+    best = max(stops_of(found, arms), key=lambda stop: stop.gain.mean)
+    free = found[base][0]
+    return Claim(
+        f"at its best, {' or '.join(arms)} has at least the combined accuracy of {base}",
+        best.gain.mean >= free.gain.mean,
+        f"{best.gain.told(100, 2)} at {best.dial:g} against {free.gain.told(100, 2)}, with an error of "
+        f"{best.error.told(1, 3)} against {free.error.told(1, 3)}",
+    )
+
+
+def moves_the_error(found: Curves, arm: str) -> Claim:
+    """Whether turning the dial up never lowers the error: Spearman's rank correlation over its stops."""
+    stops = found[arm]
+    rank = spearman([stop.dial for stop in stops], [stop.error.mean for stop in stops])
+    return Claim(
+        f"the dial of {arm} moves the network's error monotonically",
+        rank > 0.99,
+        f"rank correlation {rank:.2f} over {len(stops)} stops, from {stops[0].error.mean:.3g} to "
+        f"{stops[-1].error.mean:.3g}",
+    )
+
+
+def spearman(x: Sequence[float], y: Sequence[float]) -> float:
+    """The correlation of ranks.
+
+    >>> spearman([1, 2, 3], [1, 4, 9]), spearman([1, 2, 3], [3, 2, 1])
+    (1.0, -1.0)
+    """
+
+    def ranks(values: Sequence[float]) -> list[float]:
+        return [sum(v < value for v in values) + (sum(v == value for v in values) - 1) / 2 for value in values]
+
+    a, b = ranks(x), ranks(y)
+    mean = (len(a) - 1) / 2
+    size = math.sqrt(sum((v - mean) ** 2 for v in a) * sum((v - mean) ** 2 for v in b))
+    return sum((v - mean) * (w - mean) for v, w in zip(a, b, strict=True)) / size if size else math.nan
+
+
+def known(value: float) -> float:
+    """A spread, nothing where there was one seed."""
+    return 0.0 if math.isnan(value) else value
+
+
+def trade_off(
+    name: str, panels: Mapping[str, Curves], gain: str, error: str, *, scale: float = 100.0, log: bool = True
+) -> Figure:
+    """Gain against error, a panel for each setting and a line for each arm, with the spread over seeds."""
+    arms = list(dict.fromkeys(arm for found in panels.values() for arm in found))
+
+    def draw(canvas: Any) -> None:
+        axes = canvas.subplots(1, len(panels), squeeze=False, sharey=True)[0]
+        for axis, (title, found) in zip(axes, panels.items(), strict=True):
+            for arm, stops in found.items():
+                number = arms.index(arm)
+                axis.errorbar(
+                    [stop.error.mean for stop in stops],
+                    [stop.gain.mean * scale for stop in stops],
+                    xerr=[known(stop.error.std) for stop in stops],
+                    yerr=[known(stop.gain.std) * scale for stop in stops],
+                    label=arm,
+                    color=COLOURS[number % len(COLOURS)],
+                    marker=MARKS[number % len(MARKS)],
+                    markersize=4,
+                    linewidth=1,
+                )
+            axis.set_title(title)
+            axis.set_xlabel(error)
+            if log:
+                axis.set_xscale("log")
+            axis.grid(alpha=0.3)
+        axes[0].set_ylabel(gain)
+        axes[-1].legend(fontsize=8)
+
+    alt = f"{gain} against {error} for {', '.join(arms)}; up and to the left is better"
+    return Figure(name, alt, draw, (3.8 * len(panels) + 0.6, 3.6))
+
+
+def stops_table(found: Curves, tell: Callable[[str, Stop], Sequence[str]]) -> list[list[str]]:
+    """Lines of a table, one for each stop."""
+    return [[arm, f"{stop.dial:g}", *tell(arm, stop)] for arm, stops in found.items() for stop in stops]

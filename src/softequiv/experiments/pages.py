@@ -1,0 +1,194 @@
+"""How are results told? As one page with its tables, figures and claims, beside the rows it was made from."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from softequiv._files import written_whole
+from softequiv.experiments.cells import Row
+
+Draw = Callable[[Any], None]  # what it is given is a matplotlib figure
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A mean over seeds and its sample standard deviation, nan where there is one seed.
+
+    >>> print(Spread.of([0.9, 0.92]), Spread.of([0.5]))
+    0.910 ± 0.014 0.500
+    """
+
+    mean: float
+    std: float
+    count: int
+
+    @classmethod
+    def of(cls, values: Iterable[float]) -> Spread:
+        """Of figures, one for each seed."""
+        found = list(values)
+        return cls(statistics.fmean(found), statistics.stdev(found) if len(found) > 1 else math.nan, len(found))
+
+    def told(self, scale: float = 1.0, digits: int = 3) -> str:
+        """As a table shows it, times `scale`."""
+        text = f"{self.mean * scale:.{digits}f}"
+        return text if math.isnan(self.std) else f"{text} ± {self.std * scale:.{digits}f}"
+
+    def __str__(self) -> str:
+        return self.told()
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table with its caption."""
+
+    caption: str
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+    def markdown(self) -> str:
+        """As a page holds it."""
+        lines = [self.header, ["---"] * len(self.header), *self.rows]
+        return f"{self.caption}\n\n" + "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A picture: its name in the file's, what it shows for those who do not see it, and how it is drawn."""
+
+    name: str
+    alt: str
+    draw: Draw
+    size: tuple[float, float] = (7.0, 4.0)
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What was to be shown, whether it was, and by which figures."""
+
+    text: str
+    holds: bool
+    evidence: str
+
+
+@dataclass(frozen=True)
+class Page:
+    """What an experiment says."""
+
+    title: str
+    sentences: Sequence[str]
+    claims: Sequence[Claim] = ()
+    tables: Sequence[Table] = ()
+    figures: Sequence[Figure] = ()
+    data: Mapping[str, Any] = field(default_factory=dict)
+
+
+def write_page(page: Page, rows: Sequence[Row], folder: Path, name: str) -> Path:
+    """NAME.md with NAME.json, NAME.csv and a NAME-*.svg for each figure, each written whole; the path of the page."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for figure in page.figures:
+        with written_whole(folder / f"{name}-{figure.name}.svg") as part:
+            part.write_bytes(drawn(figure))
+    told = {"title": page.title, "claims": [asdict(claim) for claim in page.claims], "rows": [*map(row_told, rows)]}
+    files = {
+        f"{name}.json": json.dumps(told, indent=0),
+        f"{name}.csv": comma_separated(rows),
+        f"{name}.md": markdown(page, rows, name),
+    }
+    for file, text in files.items():
+        with written_whole(folder / file) as part:
+            part.write_text(text, encoding="utf-8")
+    write_index(folder)
+    return folder / f"{name}.md"
+
+
+def write_index(folder: Path) -> None:
+    """index.md: every claim of every page in the folder, whether it holds, and where the evidence is."""
+    lines = []
+    for file in sorted(folder.glob("*-*.json")):
+        told = json.loads(file.read_text(encoding="utf-8"))
+        for claim in told["claims"]:
+            link = f"[{told['title'].partition('.')[0]}]({file.stem}.md)"
+            lines.append([link, claim["text"], "holds" if claim["holds"] else "does not hold", claim["evidence"]])
+    table = Table(
+        "Every claim that was tested, whether it held, and by which figures; each page has its data, seeds, spread and "
+        "command.",
+        ["", "claim", "", "evidence"],
+        lines,
+    )
+    with written_whole(folder / "index.md") as part:
+        part.write_text(f"# Results\n\n{table.markdown()}", encoding="utf-8")
+
+
+def row_told(row: Row) -> dict[str, Any]:
+    """A row as JSON, its figures to six digits."""
+    figures = {k: float(f"{v:.6g}") if isinstance(v, float) else v for k, v in row.figures.items()}
+    return {"settings": dict(row.settings), "figures": figures, "seconds": row.seconds, "device": row.device}
+
+
+def comma_separated(rows: Sequence[Row]) -> str:
+    """Settings and single figures, a line for each cell."""
+    flat = [
+        {**row.settings, **{k: v for k, v in row.figures.items() if isinstance(v, (int, float, str))}} for row in rows
+    ]
+    names = list(dict.fromkeys(name for line in flat for name in line))
+    text = io.StringIO()
+    writer = csv.DictWriter(text, names, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(flat)
+    return text.getvalue()
+
+
+def markdown(page: Page, rows: Sequence[Row], name: str) -> str:
+    """The page as text."""
+    parts = [f"# {page.title}", *page.sentences]
+    if page.claims:
+        claims = [[claim.text, "holds" if claim.holds else "does not hold", claim.evidence] for claim in page.claims]
+        parts.append(Table("What was to be shown, and what was found:", ["claim", "", "evidence"], claims).markdown())
+    parts += [f"![{figure.alt}]({name}-{figure.name}.svg)" for figure in page.figures]
+    parts += [table.markdown() for table in page.tables]
+    parts.append(made_with(rows, name))
+    return "\n\n".join(part.rstrip() for part in parts) + "\n"
+
+
+def made_with(rows: Sequence[Row], name: str) -> str:
+    """What computed the figures, and how to compute them again."""
+    versions = sorted({f"torch {row.versions['torch']}, softequiv {row.versions['softequiv']}" for row in rows})
+    devices = sorted({row.device for row in rows})
+    hours = sum(row.seconds for row in rows) / 3600
+    experiment, _, scale = name.rpartition("-")
+    return (
+        f"{len(rows)} trainings, {hours:.1f} hours in all, on {' and '.join(devices)}; {' and '.join(versions)}. "
+        f"Again by `softequiv reproduce {experiment} --scale {scale}`. All rows: [{name}.json]({name}.json), "
+        f"[{name}.csv]({name}.csv)."
+    )
+
+
+def drawn(figure: Figure) -> bytes:
+    """A figure as SVG; the same data give the same bytes."""
+    try:
+        import matplotlib
+        from matplotlib.figure import Figure as Canvas
+    except ImportError as missing:
+        raise ImportError("drawing needs matplotlib; install it with: pip install 'softequiv[plot]'") from missing
+    with matplotlib.rc_context({"svg.hashsalt": "softequiv", "svg.fonttype": "none", "font.size": 9}):
+        canvas = Canvas(figsize=figure.size, layout="constrained")
+        figure.draw(canvas)
+        out = io.BytesIO()
+        canvas.savefig(out, format="svg", metadata={"Date": None})
+    return out.getvalue()
+
+
+def spread_over_seeds(rows: Iterable[Row], figure: str, *by: str) -> dict[tuple[Any, ...], Spread]:
+    """The spread of a figure for each combination of settings, over everything else."""
+    groups: dict[tuple[Any, ...], list[float]] = {}
+    for row in rows:
+        groups.setdefault(tuple(row.settings.get(name) for name in by), []).append(float(row.figures[figure]))
+    return {key: Spread.of(values) for key, values in groups.items()}

@@ -1,0 +1,114 @@
+"""T1b: how do relaxed group convolutions compare? The filter banks of Wang et al. (2022) on MNIST, beside soft CNNs.
+
+All are CNNs of three layers with as many feature maps, on the digits and turns of T1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from softequiv.adapt import soften
+from softequiv.baselines.group_cnn import CentredHalving, GroupCNN
+from softequiv.baselines.relaxed import RelaxedGroupCNN
+from softequiv.baselines.steerable import steerable_cnn
+from softequiv.experiments.arms import Armed, restore_variance
+from softequiv.experiments.base import Experiment, Scale
+from softequiv.experiments.cells import Cell, Figures, Row, Settings
+from softequiv.experiments.compare import better_at_equal_gain, curves, trade_off
+from softequiv.experiments.pages import Page
+from softequiv.experiments.t1 import RANGE, digits, stop_table, trained_and_judged
+from softequiv.gains import softness
+from softequiv.groups import SO, C
+from softequiv.training import Recipe
+
+GROUP = C(4)
+WIDTHS = (8, 16, 32)
+STOPS: dict[str, tuple[float, ...]] = {
+    "plain": (1.0,),
+    "relaxed": (1.0, 2.0, 3.0, 4.0),
+    "ours": (0.0, 0.2, 0.5, 0.7, 0.8, 0.9),
+    "ours (typed)": (0.0, 0.02, 0.1, 0.3),
+    "group CNN": (0.0,),
+}
+PAPER = "The paper reports combined accuracies of 83.08 / 81.25 / 82.74 for 2 / 3 / 4 filter banks and 85.52 / 85.22 / \
+85.11 for its own MLP at softness .7 / .8 / .9; it does not say how large the networks are."
+RECIPE = Recipe(epochs=10, batch=512, optimizer="adam", rate=2e-3, weight_decay=1e-4, schedule="linear")
+
+
+def cells(scale: Scale) -> list[Cell]:
+    """Banks, softness, and the strict ones; upright, and trained on turned digits."""
+    base = {"symmetry": "rotation", "labels": 1.0, "epochs": RECIPE.epochs, "tested": None}
+    if scale == "smoke":
+        quick = {**base, "labels": 0.01, "epochs": 1, "turned": False, "tested": 100, "seed": 0}
+        chosen = [("plain", 1.0), ("relaxed", 2.0), ("ours", 0.5)]
+        return [Cell("T1b", {**quick, "arm": arm, "dial": dial}) for arm, dial in chosen]
+    return [
+        Cell("T1b", {**base, "turned": turned, "arm": arm, "dial": stop, "seed": seed})
+        for turned in (False, True)
+        for arm, stops in STOPS.items()
+        for stop in stops
+        for seed in range(3)
+    ]
+
+
+def plain_cnn(widths: Sequence[int]) -> nn.Sequential:
+    """A CNN with the group CNN's body and no group."""
+    layers: list[nn.Module] = []
+    for before, after in zip((1, *widths), widths, strict=False):
+        layers += [nn.Conv2d(before, after, 5, padding=2, bias=False), nn.BatchNorm2d(after), nn.ReLU()]
+        layers.append(CentredHalving())
+    return nn.Sequential(*layers[:-1], nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(widths[-1], 10))
+
+
+def network(arm: str, dial: float, seed: int) -> nn.Module:
+    """The network of an arm, all with as many feature maps."""
+    torch.manual_seed(seed)
+    wide = [width * int(GROUP.order) for width in WIDTHS]
+    if arm == "relaxed":
+        return RelaxedGroupCNN(GROUP, 1, 10, banks=int(dial), widths=WIDTHS)
+    if arm == "group CNN":
+        return GroupCNN(GROUP, 1, 10, widths=WIDTHS)
+    if arm == "ours (typed)":
+        return steerable_cnn(SO(2), 1, 10, widths=WIDTHS, gain=softness(dial))
+    model: nn.Module = plain_cnn(wide)
+    if arm == "ours":
+        soften(model, SO(2), softness=dial)
+        restore_variance(model)
+    return model
+
+
+def work(settings: Settings) -> Figures:
+    """Train one network and judge it."""
+    model = network(settings["arm"], settings["dial"], settings["seed"])
+    return trained_and_judged(Armed(model), settings, RECIPE)
+
+
+def page(rows: Sequence[Row], scale: Scale) -> Page:
+    """Curves over banks and softness, trained upright and turned."""
+    panels = {
+        title: curves([row for row in rows if row["turned"] == turned], "cAcc in range", "iErr in range")
+        for title, turned in (("trained upright", False), ("trained on turned digits", True))
+        if any(row["turned"] == turned for row in rows)
+    }
+    first = next(iter(panels.values()))
+    return Page(
+        "T1b. Relaxed group convolutions on MNIST",
+        [
+            f"CNNs of three 5 x 5 layers with {' / '.join(str(4 * width) for width in WIDTHS)} feature maps on "
+            f"{len(digits().train):,} digits, {rows[0]['epochs']} epochs of Adam, {len({row['seed'] for row in rows})} "
+            f"seeds; turned digits within {RANGE} degrees. The dial of the relaxed group CNN over C4 is its number of "
+            "filter banks (1 is strict), that of ours the softness of every kernel of a plain CNN under SO(2), that of "
+            "'ours (typed)' the softness of a CNN whose channels carry the frequencies 0, 1 and 2: 0 is strict, more "
+            "lets them leak.",
+            PAPER,
+        ],
+        [better_at_equal_gain(found, ["ours", "ours (typed)"], "relaxed") for found in (first,)],
+        [stop_table(title, [r for r in rows if r["turned"] == ("turned" in title)]) for title in panels],
+        [trade_off("curves", panels, "combined accuracy, %", "invariance error (KL)", log=False)],
+    )
+
+
+T1B = Experiment("T1b", "Relaxed group convolutions on MNIST", cells, work, page)

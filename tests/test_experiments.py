@@ -1,0 +1,255 @@
+"""Is a table filled once, whatever happens on the way, and do its claims follow from its rows?"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import softequiv as se
+from softequiv.errors import SoftEquivError
+from softequiv.experiments.arms import ARMS, Setting, armed, kept, restore_variance
+from softequiv.experiments.base import Experiment, data_folder, reproduce
+from softequiv.experiments.cells import Cell, Row, read_row, run_cells
+from softequiv.experiments.compare import (
+    at_least_as_good,
+    better_at_equal_gain,
+    curves,
+    moves_the_error,
+    spearman,
+)
+from softequiv.experiments.judged import judged, quarters, turns
+from softequiv.experiments.pages import Claim, Figure, Page, Spread, Table
+from softequiv.tasks.base import Held
+from softequiv.tasks.classification import Classification
+
+
+def work(settings: Any) -> dict[str, Any]:
+    """What a cell computes here: a file counts how often."""
+    with Path(settings["log"]).open("a") as log:
+        log.write(f"{settings['number']}\n")
+    if settings["number"] == settings.get("fails"):
+        raise SoftEquivError("no such luck; try again")
+    if settings["number"] == settings.get("dies") and not Path(settings["log"]).with_suffix(".dead").exists():
+        Path(settings["log"]).with_suffix(".dead").touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return {"square": settings["number"] ** 2}
+
+
+def cells(tmp_path: Path, count: int = 4, **more: Any) -> list[Cell]:
+    return [Cell("X", {"number": i, "log": str(tmp_path / "log"), **more}) for i in range(count)]
+
+
+def computed(tmp_path: Path) -> list[int]:
+    return sorted(map(int, (tmp_path / "log").read_text().split()))
+
+
+def test_every_cell_is_computed_once_and_read_afterwards(tmp_path, capsys):
+    rows = run_cells(cells(tmp_path), work, tmp_path / "cells")
+    again = run_cells(cells(tmp_path, 5), work, tmp_path / "cells")
+    assert [row["square"] for row in rows] == [0, 1, 4, 9] and [row["square"] for row in again] == [0, 1, 4, 9, 16]
+    assert computed(tmp_path) == [0, 1, 2, 3, 4]
+    assert "4 of 5 cells are there already" in capsys.readouterr().out
+
+
+def test_a_cell_that_fails_is_named_and_the_others_are_kept(tmp_path):
+    with pytest.raises(SoftEquivError, match="1 of 4 cells failed.*number=2.*no such luck"):
+        run_cells(cells(tmp_path, fails=2), work, tmp_path / "cells")
+    assert sum(read_row(tmp_path / "cells", cell) is not None for cell in cells(tmp_path, fails=2)) == 3
+
+
+@pytest.mark.slow
+def test_a_process_that_is_killed_loses_only_its_own_cells(tmp_path):
+    with pytest.raises(SoftEquivError, match="process died"):
+        run_cells(cells(tmp_path, dies=3), work, tmp_path / "cells", jobs=2)
+    rows = run_cells(cells(tmp_path, dies=3), work, tmp_path / "cells", jobs=2)
+    assert [row["square"] for row in rows] == [0, 1, 4, 9]
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"settings": {}}', "null"])
+def test_a_cell_whose_file_cannot_be_read_is_computed_again(tmp_path, content):
+    run_cells(cells(tmp_path), work, tmp_path / "cells")
+    (tmp_path / "cells" / f"{cells(tmp_path)[1].key}.json").write_text(content)
+    rows = run_cells(cells(tmp_path), work, tmp_path / "cells")
+    assert rows[1]["square"] == 1
+    assert computed(tmp_path) == [0, 1, 1, 2, 3]
+
+
+def test_other_settings_are_another_cell():
+    cell = Cell("X", {"a": 1, "b": 2})
+    assert cell.key == Cell("X", {"b": 2, "a": 1}).key
+    assert len({cell.key, Cell("Y", cell.settings).key, Cell("X", {"a": 1, "b": 3}).key}) == 3
+
+
+def page(rows: Any, scale: str) -> Page:
+    def draw(canvas: Any) -> None:
+        canvas.subplots().plot([row["square"] for row in rows])
+
+    table = Table("## All", ["number", "square"], [[str(row["number"]), str(row["square"])] for row in rows])
+    claims = [Claim("squares grow", True, "they do"), Claim("squares shrink", False, "they do not")]
+    return Page("X. Squares", ["Some squares."], claims, [table], [Figure("line", "a parabola", draw)])
+
+
+def test_a_page_says_what_was_claimed_found_and_how_to_do_it_again(tmp_path):
+    experiment = Experiment("X", "Squares", lambda scale: cells(tmp_path), work, page)
+    found = reproduce(experiment, "small", out=tmp_path / "out")
+    text = found.read_text()
+    assert "| squares grow | holds | they do |" in text and "| squares shrink | does not hold | they do not |" in text
+    assert "| 3 | 9 |" in text and "![a parabola](X-small-line.svg)" in text
+    assert "softequiv reproduce X --scale small" in text
+    told = json.loads((tmp_path / "out" / "X-small.json").read_text())
+    assert [row["figures"]["square"] for row in told["rows"]] == [0, 1, 4, 9]
+    assert (tmp_path / "out" / "X-small.csv").read_text().splitlines()[-1].endswith(",9")
+    assert "[X](X-small.md) | squares grow | holds" in (tmp_path / "out" / "index.md").read_text()
+    before = (tmp_path / "out" / "X-small-line.svg").read_bytes()
+    reproduce(experiment, "small", out=tmp_path / "out")
+    assert (tmp_path / "out" / "X-small-line.svg").read_bytes() == before
+    with pytest.raises(SoftEquivError, match="scales are smoke, small, full; got 'large'"):
+        reproduce(experiment, "large", out=tmp_path)
+
+
+def test_data_that_is_not_there_is_named(monkeypatch, tmp_path):
+    monkeypatch.setenv("SOFTEQUIV_DATA", str(tmp_path))
+    with pytest.raises(SoftEquivError, match="mnist is not there; set the environment variable SOFTEQUIV_DATA"):
+        data_folder("mnist")
+
+
+def rows(*stops: tuple[str, float, float, float], spread: float = 0.0) -> list[Row]:
+    """Rows of arms with (dial, gain, error), three seeds each."""
+    return [
+        Row({"arm": arm, "dial": dial, "seed": seed}, {"g": gain + seed * spread, "e": error}, 1.0, "here", {})
+        for arm, dial, gain, error in stops
+        for seed in (-1, 0, 1)
+    ]
+
+
+PLAIN = ("plain", 1.0, 0.8, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "holds"),
+    [
+        ((0.85, 0.5), (0.85, 0.6), True),
+        ((0.85, 0.5), (0.84, 0.6), True),
+        ((0.85, 0.5), (0.85, 0.4), False),
+        ((0.85, 0.5), (0.90, 0.6), False),  # we cannot answer that accuracy at all
+    ],
+)
+def test_better_at_equal_accuracy(ours, theirs, holds):
+    found = curves(rows(PLAIN, ("ours", 0.5, *ours), ("other", 0.5, *theirs)), "g", "e")
+    assert better_at_equal_gain(found, ["ours"], "other").holds is holds
+
+
+def test_equal_means_within_one_standard_deviation_of_theirs():
+    close = rows(("ours", 0.5, 0.849, 0.5), ("other", 0.5, 0.85, 0.6))
+    apart = rows(("ours", 0.5, 0.849, 0.5), ("other", 0.5, 0.85, 0.6), spread=0.002)
+    assert not better_at_equal_gain(curves(close, "g", "e"), ["ours"], "other").holds
+    assert better_at_equal_gain(curves(apart, "g", "e"), ["ours"], "other").holds
+
+
+def test_at_its_best_and_monotone():
+    found = curves(rows(PLAIN, ("ours", 0.1, 0.7, 0.1), ("ours", 0.5, 0.81, 0.3), ("ours", 0.9, 0.8, 0.9)), "g", "e")
+    assert at_least_as_good(found, ["ours"]).holds and moves_the_error(found, "ours").holds
+    worse = curves(rows(PLAIN, ("ours", 0.1, 0.7, 0.4), ("ours", 0.5, 0.79, 0.3)), "g", "e")
+    assert not at_least_as_good(worse, ["ours"]).holds and not moves_the_error(worse, "ours").holds
+
+
+def test_rank_correlation_and_spread():
+    assert spearman([1, 2, 3, 4], [1, 3, 2, 4]) == pytest.approx(0.8)
+    assert math.isnan(spearman([1, 2], [5, 5]))
+    assert Spread.of([1.0, 3.0]) == Spread(2.0, math.sqrt(2), 2)
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(1, 4, 5, padding=2), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3))
+
+
+def setting() -> Setting:
+    return Setting(se.SO(2), se.degrees(30), se.Pictures(), 1)
+
+
+@pytest.mark.parametrize("name", ARMS)
+def test_every_arm_gives_a_model_with_an_objective(name):
+    arm = armed(name, network(), 0.5, setting())
+    x, y = torch.randn(4, 1, 16, 16), torch.tensor([0, 1, 2, 0])
+    loss = arm.objective(arm.model, x, y, nn.functional.cross_entropy, torch.Generator().manual_seed(0))
+    loss.backward()
+    assert math.isfinite(float(loss))
+
+
+def test_an_unknown_arm_is_answered_by_those_there_are():
+    with pytest.raises(SoftEquivError, match="no arm 'leg'; choose one of plain, ours"):
+        armed("leg", network(), 0.5, setting())
+
+
+def test_levels_are_a_constraint_and_what_is_kept_is_counted():
+    model = armed("ours (levels)", network(), 1.0, setting()).model
+    levels = se.spectrum(se.grid(se.SO(2), 5, 5))
+    whole = int(levels.counts[levels.levels <= 1.5].sum())
+    assert kept(model) == pytest.approx(whole / 25)
+    assert kept(network()) is None
+
+
+def test_random_filtered_weights_start_with_the_variance_of_plain_ones():
+    model = armed("ours", nn.Sequential(nn.Conv2d(64, 256, 5)), 0.2, setting()).model
+    plain = nn.Conv2d(64, 256, 5).weight.var()
+    restore_variance(model)
+    assert float(model[0].weight.var() / plain) == pytest.approx(1, rel=0.05)
+
+
+def test_judging_asks_as_the_task_does():
+    x, y = torch.randn(20, 1, 9, 9), torch.randint(3, (20,))
+    task = Classification(*[Held(x, y)] * 3, classes=3)
+    ranges = {"in range": turns(task.acts, 30), "90": quarters(task.acts, 1)}
+    model = network()
+    found = judged(model, task, ranges, disc="in range", batch=7)
+    for name, moves in ranges.items():
+        figures = task.figures(model, task.test, moves, batch=20)
+        assert found[f"aAcc {name}"] == pytest.approx(figures["aAcc"])
+        assert found[f"iErr {name}"] == pytest.approx(figures["iErr"], rel=1e-4)
+        assert found["Acc"] == pytest.approx(figures["Acc"])
+    assert {"Acc disc", "aAcc disc", "iErr disc"} <= found.keys()
+
+
+def test_flips_mirror_every_second_turn():
+    moves = turns(se.Pictures(), 60, flips=True)
+    signs = [round(float(torch.linalg.det(g.matrix))) for g in moves.elements[:6]]
+    assert signs == [1, -1, 1, -1, 1, -1]
+    assert all(abs(math.atan2(float(g.matrix[1, 0]), float(g.matrix[0, 0]))) <= math.radians(60) for g in moves.elements[::2])
+
+
+@pytest.mark.parametrize("name", ["T1", "T1b"])
+def test_smoke(name, tmp_path):
+    try:
+        data_folder("mnist")
+    except SoftEquivError as missing:
+        pytest.skip(str(missing))
+    from softequiv.experiments.registry import experiment
+
+    found = reproduce(experiment(name), "smoke", out=tmp_path)
+    cells_there = sorted((tmp_path / "cells").rglob("*.json"))
+    stamps = [path.stat().st_mtime_ns for path in cells_there]
+    assert reproduce(experiment(name), "smoke", out=tmp_path) == found
+    assert [path.stat().st_mtime_ns for path in cells_there] == stamps
+    assert all(arm in found.read_text() for arm in ("plain", "ours"))
+
+
+def test_full_scale_is_the_papers():
+    from softequiv.experiments.t1 import RECIPE, T1
+
+    settings = [cell.settings for cell in T1.cells("full")]
+    assert (RECIPE.epochs, RECIPE.batch, RECIPE.optimizer, RECIPE.rate, RECIPE.weight_decay, RECIPE.schedule) == (
+        *(30, 512, "adam", 1e-3, 1e-4, "linear"),
+    )
+    ours = {s["dial"] for s in settings if s["arm"] == "ours" and s["labels"] == 1 and not s["turned"]}
+    assert len(ours) >= 8 and {s["seed"] for s in settings} == set(range(5))
+    assert replace(RECIPE, seed=1) != RECIPE
