@@ -13,7 +13,6 @@ import math
 import platform
 import subprocess
 import sys
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,105 +20,36 @@ from time import perf_counter
 
 import matplotlib
 import numpy as np
-import scipy.linalg
 import torch
-from torch import Tensor
 
 import softequiv as se
-from softequiv._cache import cache, nbytes
+from softequiv._cache import nbytes
+from softequiv.experiments.schur_rule import schur_rule
+from softequiv.experiments.speed import (
+    CUTOFF,
+    TENSOR_CASES,
+    cold_spectrum,
+    dense_spectrum,
+    hard_filtered,
+    image_maps,
+    race,
+    seconds,
+    svd_seconds,
+    tensor_maps,
+)
+from softequiv.experiments.t7 import PAPER_SCHUR, PAPER_SVD
 
 SIZES = (4, 6, 8, 10, 12, 14, 16, 24, 32)
 SVD_SIZES = (4, 6, 8)  # 8 x 8 pixels are a dense matrix of 4096 x 4096; 10 x 10 would be one of 10000 x 10000
 ACTIONS = ("exact", "su2")
-CUTOFF = 1.5
-ROUNDS = 5  # at least
-SECONDS_PER_RACE = 3.0
 FITTED = 144  # slopes are fitted from this d on, where fixed costs no longer matter
-PAPER_SVD = {4: 0.17, 6: 0.50, 8: 10, 10: 45, 12: 280, 14: 890}  # seconds stated by the paper
-PAPER_SCHUR = {4: 0.004, 6: 0.01, 8: 0.02, 10: 0.05, 12: 0.13, 14: 0.25}
-
-# case: group and rank of the maps T_rank -> T_rank; the names are those of emlp_reference.py
-TENSOR_CASES = {"O(5) T2->T2": (se.O(5), 2), "SO(3) T3->T3": (se.SO(3), 3), "SO(3) T4->T4": (se.SO(3), 4)}
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE, PLOT = ROOT / "docs" / "performance.md", ROOT / "docs" / "growth.svg"
 BEGIN, END = "<!-- spectra: begin -->", "<!-- spectra: end -->"
 
 
-# --- the contestants
-
-
-def image_maps(n: int, action: str) -> se.Rep:
-    """Linear maps from n x n pictures to n x n pictures under rotation."""
-    X = se.grid(se.SO(2), n, n, action=action)
-    return X >> X
-
-
-def tensor_maps(case: str) -> se.Rep:
-    group, rank = TENSOR_CASES[case]
-    return se.tensor(group, rank) >> se.tensor(group, rank)
-
-
-def cold_spectrum(rep: se.Rep) -> se.Spectrum:
-    cache.clear()
-    return se.spectrum(rep)
-
-
-def hard_filtered(spectrum: se.Spectrum, theta: Tensor) -> Tensor:
-    return spectrum.filter(se.hard(CUTOFF).gamma(spectrum))(theta)
-
-
-def schur_rule(A: np.ndarray, theta: np.ndarray, b: float) -> np.ndarray:
-    """The paper's construction: real Schur form of A, then block by block keep, Sym or zero."""
-    form, U = scipy.linalg.schur(A, output="real")
-    theta = U.T @ theta @ U
-    blocks = diagonal_blocks(form)
-    rates = [abs(complex(form[s, s][0, 0], form[s, s][0, -1] if s.stop - s.start == 2 else 0)) for s in blocks]
-    W = np.zeros_like(theta)
-    for S, rate_S in zip(blocks, rates, strict=True):
-        for T, rate_T in zip(blocks, rates, strict=True):
-            if rate_S + rate_T <= b:
-                W[S, T] = theta[S, T]
-            elif abs(rate_S - rate_T) < 1e-9 and theta[S, T].shape in ((1, 1), (2, 2)):
-                W[S, T] = sym(form[S, S], form[T, T], theta[S, T])
-    return U @ W @ U.T
-
-
-def diagonal_blocks(form: np.ndarray) -> list[slice]:
-    """Where the 1 x 1 and 2 x 2 blocks of a real Schur form lie."""
-    blocks, start = [], 0
-    while start < len(form):
-        size = 2 if start + 1 < len(form) and abs(form[start + 1, start]) > 1e-9 else 1
-        blocks.append(slice(start, start + size))
-        start += size
-    return blocks
-
-
-def sym(S: np.ndarray, T: np.ndarray, block: np.ndarray) -> np.ndarray:
-    """The part of a block that commutes; LAPACK gives 2 x 2 blocks of either orientation, which must be heeded."""
-    if block.shape == (1, 1):
-        return block
-    (a, b), (c, d) = block
-    sign = np.sign(S[0, 1] * T[0, 1])
-    p, q = (a + sign * d) / 2, (b - sign * c) / 2
-    return np.array([[p, q], [-sign * q, sign * p]])
-
-
 # --- measuring
-
-
-def seconds(work: Callable[[], object]) -> float:
-    start = perf_counter()
-    work()
-    return perf_counter() - start
-
-
-def race(contestants: dict[str, Callable[[], object]]) -> dict[str, float]:
-    """Best time of each; they take turns, so that a busy moment of the machine meets all alike."""
-    turns, start = [], perf_counter()
-    while len(turns) < ROUNDS or perf_counter() - start < SECONDS_PER_RACE:
-        turns.append({name: seconds(work) for name, work in contestants.items()})
-    return {name: min(turn[name] for turn in turns) for name in contestants}
 
 
 @dataclass(frozen=True)
@@ -160,22 +90,6 @@ def measure_images(n: int, action: str) -> ImageResult:
     svd, converged = svd_seconds(rep, theta) if n in SVD_SIZES else (None, True)
     peak = int(child("--peak", action, str(n)))
     return ImageResult(n, svd=svd, svd_converged=converged, held=nbytes(spectrum), peak=peak, **times)
-
-
-def svd_seconds(rep: se.Rep, theta: Tensor) -> tuple[float, bool]:
-    """One run of the dense route, and whether LAPACK converged; it may give up on so many equal singular values."""
-    start = perf_counter()
-    try:
-        hard_filtered(dense_without_warning(rep), theta)
-    except torch.linalg.LinAlgError:
-        return perf_counter() - start, False
-    return perf_counter() - start, True
-
-
-def dense_without_warning(rep: se.Rep) -> se.Spectrum:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", se.PerformanceWarning)
-        return se.dense(rep)
 
 
 def child(*arguments: str) -> str:
@@ -229,7 +143,7 @@ def measure_tensors(interpreter: str | None) -> list[TensorResult]:
     for case in TENSOR_CASES:
         rep, own = tensor_maps(case), json.loads(child("--solve", case))
         try:
-            dense = seconds(lambda rep=rep: dense_without_warning(rep))
+            dense = seconds(lambda rep=rep: dense_spectrum(rep))
         except se.TooLargeError:
             dense = None
         results.append(TensorResult(case, rep.dim, own["seconds"], own["invariants"], dense, emlp.get(case)))

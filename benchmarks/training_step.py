@@ -12,7 +12,6 @@ import argparse
 import contextlib
 import json
 import statistics
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -31,6 +30,7 @@ from transformers import (
 )
 
 import softequiv as se
+from softequiv.experiments.speed import turns
 from softequiv.nn import SoftLinear
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -93,14 +93,7 @@ def ratios(build: Callable[[], nn.Module], compiled: bool) -> dict[str, float]:
         steps[name] = stepper(make(), compiled)
         for _ in range(5 if DEVICE == "cuda" else 1):
             steps[name]()
-    times: dict[str, list[float]] = {name: [] for name in steps}
-    for _ in range(ROUNDS):
-        for name, step in steps.items():
-            synchronise()
-            start = time.perf_counter()
-            step()
-            synchronise()
-            times[name].append(time.perf_counter() - start)
+    times = turns(steps, ROUNDS)
     base = statistics.median(times["plain"])
     kernels = {name: kernel_time(step) for name, step in steps.items()}
     return (
@@ -124,16 +117,8 @@ def linear_ratio(tokens: int, compiled: bool) -> dict[str, tuple[float, float]]:
         if compiled:
             layers = {name: torch.compile(layer) for name, layer in layers.items()}
         steps = {name: lambda layer=layer: layer(x).sum().backward() for name, layer in layers.items()}
-        times: dict[str, list[float]] = {name: [] for name in layers}
-        for round_ in range(ROUNDS // 2 + 2):
-            for name, step in steps.items():
-                synchronise()
-                start = time.perf_counter()
-                for _ in range(10):
-                    step()
-                synchronise()
-                if round_ >= 2:
-                    times[name].append(time.perf_counter() - start)
+        ten_times = {name: lambda step=step: [step() for _ in range(10)] for name, step in steps.items()}
+        times = {name: taken[2:] for name, taken in turns(ten_times, ROUNDS // 2 + 2).items()}  # two to warm up
         wall = statistics.median(times["soft"]) / statistics.median(times["plain"])
         out[label] = (wall, kernel_time(steps["soft"]) / kernel_time(steps["plain"]))
     return out

@@ -22,11 +22,11 @@ from typer.testing import CliRunner
 import softequiv as se
 from softequiv.adapt.opening import open_model
 from softequiv.cli import app as cli_app
-from softequiv.cli import commands, doctor
+from softequiv.cli import commands, doctor, given
 from softequiv.tasks.images import Squares, open_images
 from zoo import CASES
 
-COMMANDS = ("soften", "plan", "certify", "measure", "bake", "report", "demo", "doctor")
+COMMANDS = ("soften", "plan", "certify", "measure", "train", "bake", "report", "reproduce", "bench", "demo", "doctor")
 CLASSES = 5
 PROCESSOR = {
     "image_processor_type": "ViTImageProcessor",
@@ -303,9 +303,9 @@ def test_an_unforeseen_error_and_an_interruption_have_their_codes(monkeypatch: p
 
         return work
 
-    monkeypatch.setattr(commands, "open_model", fail(KeyboardInterrupt()))
+    monkeypatch.setattr(given, "open_model", fail(KeyboardInterrupt()))
     assert call("plan", "vit", *HALF).exit_code == 130
-    monkeypatch.setattr(commands, "open_model", fail(ZeroDivisionError("first\nsecond")))
+    monkeypatch.setattr(given, "open_model", fail(ZeroDivisionError("first\nsecond")))
     result = call("plan", "vit", *HALF)
     assert result.exit_code == 3
     assert result.stderr == (

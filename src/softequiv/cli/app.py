@@ -18,6 +18,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console, RenderableType
+from typer.core import TyperGroup
 
 from softequiv.cli import FAILED, INTERRUPTED
 from softequiv.errors import SoftEquivError
@@ -28,7 +29,19 @@ CODES = (
     "sentence, 130 interrupted."
 )
 
+ORDER = ("plan", "soften", "certify", "measure", "train", "bake", "report", "reproduce", "bench", "demo", "doctor")
+
+
+class InOrder(TyperGroup):
+    """Commands listed as one uses them."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """The names, those that nobody has ordered last."""
+        return sorted(super().list_commands(ctx), key=lambda name: ORDER.index(name) if name in ORDER else len(ORDER))
+
+
 app = typer.Typer(
+    cls=InOrder,
     help="Make a model as equivariant as you ask, and know how equivariant it is.",
     epilog=CODES,
     no_args_is_help=True,
@@ -39,7 +52,8 @@ app = typer.Typer(
 
 @dataclass(frozen=True)
 class Answer:
-    """What a command found: `entries` for scripts, `shown` for people, and the exit code."""
+    """What a command found: `entries` for scripts, `shown` for people, and the exit code. One without entries is that
+    of a process beside the main one, and is not printed."""
 
     entries: Mapping[str, Any]
     shown: tuple[RenderableType, ...]
@@ -114,6 +128,8 @@ def remark(message: Warning | str, *_: Any, **__: Any) -> None:
 
 def tell(answer: Answer, as_json: bool) -> None:
     """Print an answer to stdout."""
+    if not answer.entries:
+        return
     if as_json:
         print(json.dumps(strict(answer.entries), indent=1, ensure_ascii=False))
         return

@@ -1,87 +1,32 @@
-"""The commands: each opens what it is given, calls one function of the library, and returns the answer."""
+"""The commands: each opens what it is given, calls one function of the library, and returns the answer.
+
+Those that train and time stand in files of their own, and are all of them here once this one is imported.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-import os
-import sys
 from pathlib import Path
 from typing import Annotated, Any, cast
 
 import typer
 from rich.text import Text
-from torch import nn
 
 from softequiv.adapt import bake, plan, soften
-from softequiv.adapt.opening import open_model, refuse_occupied, save_model
+from softequiv.adapt.opening import refuse_occupied, save_model
 from softequiv.certify import Certificate, certify
-from softequiv.certify.certificate import group_of, target_ranges
-from softequiv.cli import doctor, options, tables
+from softequiv.cli import doctor, experiments, options, tables, training
 from softequiv.cli.app import Answer, app, command
-from softequiv.errors import GroupError, SoftEquivError
-from softequiv.groups import Group, parse_group, parse_range
+from softequiv.cli.given import asked, opened, own_group, own_range, read_group, read_range
+from softequiv.errors import SoftEquivError
 from softequiv.measure import measure
 from softequiv.nn import Mode, soft_weights
 from softequiv.reps import Action
 from softequiv.tasks.images import Images, open_images
 
-__all__ = ["app"]
+__all__ = ["app", "experiments", "training"]
 
 GAP_PICTURES = 16  # on which a certificate compares the modelled action with a true one
-
-
-def opened(name: str, trust_remote_code: bool) -> nn.Module:
-    """The model of that name; a bar is shown for downloads only."""
-    if Path(name).is_dir() or not sys.stderr.isatty():
-        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    return open_model(name, trust_remote_code=trust_remote_code)
-
-
-def read_group(text: str | None) -> Group | None:
-    """A group as people write it."""
-    return None if text is None else parse_group(text)
-
-
-def read_range(text: str | None) -> float | None:
-    """A range as people write it."""
-    return None if text is None else parse_range(text)
-
-
-def own_group(model: nn.Module) -> Group:
-    """The group that a model was softened for."""
-    group = group_of(model)
-    if group is None:
-        raise GroupError("this model has no soft weights, so say for which group, such as --group 'SO(2)'")
-    return group
-
-
-def own_range(model: nn.Module) -> float | None:
-    """The range of a model's error target; None where it has none, or more than one."""
-    targets = set(target_ranges(model))
-    return targets.pop() if len(targets) == 1 else None
-
-
-def asked(
-    group: str,
-    softness: float | None,
-    error: float | None,
-    within: str | None,
-    only: list[str] | None,
-    skip: list[str] | None,
-    action: str,
-) -> dict[str, Any]:
-    """What `plan` and `soften` of the library take, from what a shell gives."""
-    if (softness is None) == (error is None) or (error is None) != (within is None):
-        raise typer.BadParameter("say how equivariant in one way: --softness, or --error together with --within")
-    return {
-        "group": parse_group(group),
-        "softness": softness,
-        "error": error,
-        "within": read_range(within),
-        "only": only or None,
-        "skip": skip or (),
-        "action": cast(Action, action),
-    }
 
 
 @command('softequiv plan ./vit --group "SO(2)" --softness 0.8')

@@ -47,3 +47,43 @@ Jacobians = Annotated[
 ]
 BatchSize = Annotated[int, typer.Option("--batch-size", help="Pictures at a time.", min=1)]
 Seed = Annotated[int, typer.Option("--seed", help="The seed of everything random.")]
+
+TrainData = Annotated[
+    str,
+    typer.Option(
+        "--data",
+        "-d",
+        help="A folder of pictures in class folders, or mnist:PATH, cifar10:PATH, cifar100:PATH, camvid:PATH, "
+        "voc:PATH, ade20k:PATH.",
+        show_default=False,
+    ),
+]
+TrainFolder = Annotated[
+    Path, typer.Option("--out", "-o", help="The folder to write; the same command goes on from what it finds there.")
+]
+SomeGroup = Annotated[
+    str | None,
+    typer.Option("--group", "-g", help="The group: SO(2), C18, D4; by default the soft model's own, else SO(2)."),
+]
+Turn = Annotated[
+    str | None, typer.Option("--turn", "-t", help="Train on pictures moved within this range, such as 30deg.")
+]
+Penalty = Annotated[
+    float, typer.Option("--penalty", help="The price of answers that differ for moved pictures.", min=0)
+]
+NewHead = Annotated[bool, typer.Option("--new-head", help="Replace the last layer by one for the data's classes.")]
+Epochs = Annotated[int | None, typer.Option("--epochs", help="How often every picture is seen.", min=1)]
+Batch = Annotated[int | None, typer.Option("--batch", help="Pictures a step and process.", min=1)]
+Rate = Annotated[float | None, typer.Option("--rate", help="The learning rate at its highest.", min=0)]
+RecipeFile = Annotated[
+    Path | None, typer.Option("--recipe", help="Settings of the training as JSON; options given beside it win.")
+]
+TrainSeed = Annotated[int | None, typer.Option("--seed", help="The seed of splits, order, turns and new head.", min=0)]
+TensorBoard = Annotated[bool, typer.Option("--tensorboard", help="Write the log for TensorBoard as well.")]
+
+ExperimentName = Annotated[str | None, typer.Argument(metavar="NAME", help="T1, T1b, ...; see --list.")]
+ExperimentList = Annotated[bool, typer.Option("--list", help="Show what can be reproduced.")]
+ScaleName = Annotated[str, typer.Option("--scale", help="smoke: seconds; small: a workstation; full: as in the paper.")]
+Results = Annotated[Path, typer.Option("--out", "-o", help="The folder of pages, figures and finished cells.")]
+Jobs = Annotated[int, typer.Option("--jobs", "-j", help="Cells side by side, each in a process.", min=1)]
+Compiled = Annotated[bool, typer.Option("--compiled", help="Time compiled models as well; compiling takes minutes.")]

@@ -1,10 +1,10 @@
-"""How are results shown? Plans, certificates and measurements as entries for JSON and as tables for people."""
+"""How are results shown? Plans, certificates, measurements and trainings, as entries for JSON and tables for people."""
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rich.table import Table
@@ -15,6 +15,8 @@ from softequiv.certify import Certificate
 from softequiv.certify.certificate import figure, span
 from softequiv.measure import Measurement
 from softequiv.spectrum import spectrum
+
+USES = ("learn from", "choose by", "test on")
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]], numbers: Iterable[str] = ()) -> Table:
@@ -123,4 +125,25 @@ def measurement_shown(found: Measurement) -> tuple[Table | Text, ...]:
         Text(title, style="bold"),
         table(columns, rows, ("value", "95% interval", "n")),
         *(Text(note) for note in found.notes),
+    )
+
+
+def training_shown(result: Mapping[str, Any]) -> tuple[Table | Text, ...]:
+    """A training for people: each evaluation, the best marked, and the test."""
+    history = result["history"]
+    names = [name for name in history[-1] if name != "epoch"] if history else []
+    rows = [
+        (f"{line['epoch']}{' *' if number == result['best'] else ''}", *(f"{line[name]:.4g}" for name in names))
+        for number, line in enumerate(history)
+    ]
+    test = result["test"]
+    rows.append(("test", *(f"{test[name]:.4g}" if name in test else "" for name in names)))
+    judged = result["judged"]
+    where = "all of it" if judged["within"] is None else f"within {judged['within']}"
+    counts = ", ".join(
+        f"{part['examples']} to {name}" for name, part in zip(USES, result["data"].values(), strict=True)
+    )
+    return (
+        Text(f"moved by {judged['group']}, {where}; pictures: {counts}; {result['seconds']:.0f} s", style="bold"),
+        table(("epoch", *names), rows, names),
     )

@@ -1,0 +1,61 @@
+"""The commands that try things out: tables of the paper made again, and speed on this machine."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import cast
+
+import typer
+from rich.console import RenderableType
+from rich.text import Text
+
+from softequiv.cli import options, tables
+from softequiv.cli.app import Answer, command
+
+
+@command("softequiv reproduce T1 --scale smoke --out results")
+def reproduce_command(
+    name: options.ExperimentName = None,
+    scale: options.ScaleName = "small",
+    out: options.Results = Path("results"),
+    jobs: options.Jobs = 1,
+    shown: options.ExperimentList = False,
+) -> Answer:
+    """Make a table or figure of the paper again.
+
+    Cells that are there are used again, so a run that was stopped goes on; the page shows ours beside the paper's.
+    """
+    from softequiv.experiments.base import Scale, reproduce
+    from softequiv.experiments.registry import experiment, names
+
+    if shown:
+        titles = {known: experiment(known).title for known in names()}
+        return Answer({"experiments": titles}, (tables.table(("name", "what"), titles.items()),))
+    if name is None:
+        raise typer.BadParameter(f"say which: {', '.join(names())}; --list tells what they are")
+    chosen = experiment(name)
+    page = reproduce(chosen, cast(Scale, scale), out=out, jobs=jobs)
+    return Answer(
+        {"experiment": chosen.name, "scale": scale, "page": str(page)}, (Text(f"{chosen.title}: written to {page}"),)
+    )
+
+
+@command("softequiv bench")
+def bench_command(compiled: options.Compiled = False) -> Answer:
+    """Time ours against the alternatives on this machine.
+
+    Ratios of time in one run, some minutes in all; keep the machine otherwise idle.
+    """
+    from softequiv.experiments import bench
+
+    parts = []
+    for title, measure in bench.parts(compiled).items():
+        print(f"{title} ...", file=sys.stderr, flush=True)
+        parts.append(measure())
+    shown: list[RenderableType] = [Text(bench.machine(), style="bold")]
+    for part in parts:
+        shown += [Text(f"\n{part.title}", style="bold"), tables.table(part.columns, part.rows, part.columns[1:])]
+        shown.append(Text(part.method))
+    entries = {part.title: {"method": part.method, "columns": part.columns, "rows": part.rows} for part in parts}
+    return Answer({"machine": bench.machine(), "parts": entries}, tuple(shown))

@@ -1,0 +1,71 @@
+"""What does a shell give? Texts, which become models, groups, ranges and arguments of the library here."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any, cast
+
+import typer
+from torch import nn
+
+from softequiv.adapt.opening import open_model
+from softequiv.certify.certificate import group_of, target_ranges
+from softequiv.errors import GroupError
+from softequiv.groups import Group, parse_group, parse_range
+from softequiv.reps import Action
+
+
+def opened(name: str, trust_remote_code: bool) -> nn.Module:
+    """The model of that name; a bar is shown for downloads only."""
+    if Path(name).is_dir() or not sys.stderr.isatty():
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    return open_model(name, trust_remote_code=trust_remote_code)
+
+
+def read_group(text: str | None) -> Group | None:
+    """A group as people write it."""
+    return None if text is None else parse_group(text)
+
+
+def read_range(text: str | None) -> float | None:
+    """A range as people write it."""
+    return None if text is None else parse_range(text)
+
+
+def own_group(model: nn.Module) -> Group:
+    """The group that a model was softened for."""
+    group = group_of(model)
+    if group is None:
+        raise GroupError("this model has no soft weights, so say for which group, such as --group 'SO(2)'")
+    return group
+
+
+def own_range(model: nn.Module) -> float | None:
+    """The range of a model's error target; None where it has none, or more than one."""
+    targets = set(target_ranges(model))
+    return targets.pop() if len(targets) == 1 else None
+
+
+def asked(
+    group: str,
+    softness: float | None,
+    error: float | None,
+    within: str | None,
+    only: list[str] | None,
+    skip: list[str] | None,
+    action: str,
+) -> dict[str, Any]:
+    """What `plan` and `soften` of the library take, from what a shell gives."""
+    if (softness is None) == (error is None) or (error is None) != (within is None):
+        raise typer.BadParameter("say how equivariant in one way: --softness, or --error together with --within")
+    return {
+        "group": parse_group(group),
+        "softness": softness,
+        "error": error,
+        "within": read_range(within),
+        "only": only or None,
+        "skip": skip or (),
+        "action": cast(Action, action),
+    }

@@ -1,0 +1,105 @@
+"""The command that trains: it opens model and data, softens where asked, and hands over to the library's loop."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import typer
+from rich.text import Text
+
+from softequiv.adapt import soften
+from softequiv.certify.certificate import group_of
+from softequiv.cli import options, tables
+from softequiv.cli.app import Answer, command
+from softequiv.cli.given import asked, opened, own_range, read_group, read_range
+from softequiv.errors import SoftEquivError
+from softequiv.groups import SO
+from softequiv.nn import Mode
+
+if TYPE_CHECKING:
+    from softequiv.training import Recipe
+
+
+@command('softequiv train ./vit --data pictures/ --group "SO(2)" --error 0.3 --within 30deg --turn 30deg -o tuned/')
+def train_command(
+    model: options.Model,
+    data: options.TrainData,
+    out: options.TrainFolder,
+    group: options.SomeGroup = None,
+    softness: options.Softness = None,
+    error: options.Error = None,
+    within: options.Within = None,
+    mode: options.Mode = "parametrize",
+    turn: options.Turn = None,
+    penalty: options.Penalty = 0.0,
+    new_head: options.NewHead = False,
+    size: options.Size = None,
+    epochs: options.Epochs = None,
+    batch: options.Batch = None,
+    rate: options.Rate = None,
+    recipe: options.RecipeFile = None,
+    seed: options.TrainSeed = None,
+    tensorboard: options.TensorBoard = False,
+    trust_remote_code: options.TrustCode = False,
+) -> Answer:
+    """Fine-tune a plain or soft model.
+
+    With --softness or --error it is softened first. A run that was stopped goes on when the command is given again;
+    torchrun and accelerate launch start it on many devices.
+    """
+    from softequiv.tasks.named import class_names, open_task
+    from softequiv.training import heads
+    from softequiv.training.tune import MODEL, Turns, finished, is_main, tune
+
+    softening = softness is not None or error is not None
+    if softening and group is None:
+        raise typer.BadParameter("say for which group to soften, such as --group 'SO(2)'")
+    if within is not None and not softening:
+        raise typer.BadParameter("--within belongs to --error; --turn is the range of moved pictures")
+    arguments = asked(str(group), softness, error, within, None, None, "exact") if softening else {}
+    chosen, turned = read_group(group), read_range(turn)
+    settings = settings_of(recipe, {"epochs": epochs, "batch": batch, "rate": rate, "seed": seed})
+    decided: dict[str, Any] = {
+        "model": model,
+        "data": data,
+        "group": group,
+        "softness": softness,
+        "error": error,
+        "within": within,
+        "mode": mode,
+        "turn": turn,
+        "penalty": penalty,
+        "new_head": new_head,
+        "size": size,
+        "recipe": asdict(settings),
+    }
+    result = finished(out, decided)
+    if result is None:
+        net = opened(model, trust_remote_code)
+        task = open_task(data, net, size=size, seed=settings.seed, named=not new_head)
+        if new_head:
+            heads.new_head(net, task.classes, class_names(data), seed=settings.seed)
+        if softening:
+            soften(net, mode=cast(Mode, mode), **arguments)
+        judged = own_range(net) if turned is None else turned
+        turns = Turns(chosen or group_of(net) or SO(2), judged, turned is not None, penalty)
+        result = tune(net, task, settings, turns, out, decided, tensorboard=tensorboard)
+    if not is_main():
+        return Answer({}, ())
+    home = out / MODEL
+    last = Text(f"written to {home} and {out / 'result.json'}; next: softequiv certify {home}")
+    return Answer({**result, "out": str(out)}, (*tables.training_shown(result), last))
+
+
+def settings_of(file: Path | None, given: dict[str, Any]) -> Recipe:
+    """The recipe of a file, or that of fine-tuning, with what was given beside it."""
+    from softequiv.training import Recipe
+
+    usual = Recipe(epochs=5, batch=64, rate=1e-4, weight_decay=0.05, clip=1.0)
+    try:
+        base = usual if file is None else Recipe.parse(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as problem:
+        raise SoftEquivError(f"the recipe {file} cannot be read ({problem}); give a JSON file of settings") from problem
+    return replace(base, **{name: value for name, value in given.items() if value is not None})
