@@ -14,6 +14,8 @@ from softequiv.measure.answers import asked, at_home, evaluating
 from softequiv.measure.functional import IGNORE_INDEX
 from softequiv.tasks.base import Examples, Task
 
+MASKS = Pictures("nearest", fill=IGNORE_INDEX)  # how labels of pixels move: what comes into the frame has no class
+
 
 @dataclass(frozen=True)
 class Segmentation(Task):

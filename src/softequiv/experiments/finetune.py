@@ -1,0 +1,268 @@
+"""How is an arm trained and judged, alike for all tables, and how are its stops told? By one function each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from softequiv.actions import Moves
+from softequiv.baselines.canonical import Canonical, prior_loss
+from softequiv.baselines.group_cnn import free_parameters
+from softequiv.experiments.arms import Armed, kept
+from softequiv.experiments.cells import Cell, Figures, Row, Settings
+from softequiv.experiments.compare import (
+    COLOURS,
+    MARKS,
+    Curves,
+    at_least_as_good,
+    better_at_equal_gain,
+    known,
+    moves_the_error,
+)
+from softequiv.experiments.pages import Claim, Figure, Table, spread_over_seeds
+from softequiv.tasks.base import Task
+from softequiv.training import Recipe, fit
+from softequiv.training.loop import Loss, Transform
+
+AnyTask = TypeVar("AnyTask", bound=Task)
+Shown = Mapping[str, tuple[str, float, int]]  # a column: the figure, what it is multiplied by, and digits
+
+OURS = ("ours", "ours (target)")
+SCORER_STEPS, SCORER_RATE = 400, 1e-3
+SCORER_PASSES = 4  # over the pictures, at most, for each epoch of the training that follows
+DIALS = (
+    "The dial of ours and of the paper's construction is softness, that of 'ours (target)' the certified relative "
+    "error of every weight within the range, that of RPP the factor on its free path, that of 'canonical' the strength "
+    "of its prior, that of 'penalty' its strength. The scorer of 'canonical' is first trained by the prior alone, for "
+    f"about {SCORER_STEPS} steps, on upright pictures: training that no other arm is given."
+)
+
+
+def trained_and_judged(
+    arm: Armed,
+    task: AnyTask,
+    recipe: Recipe | None,
+    judge: Callable[[nn.Module, AnyTask], Mapping[str, float]],
+    moves: Moves,
+    transform: Transform | None = None,
+) -> Figures:
+    """The figures of an armed model, after training by the recipe, or before any where there is none.
+
+    `moves` are those under which validation chooses the model.
+    """
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    found: Figures = {}
+    if recipe is not None:
+        if isinstance(arm.model, Canonical):
+            teach_orientation(arm.model, task, recipe, moves)
+        fitted = fit(arm.model, task, recipe, moves, objective=arm.objective, transform=transform)
+        best = fitted.history[-1 if fitted.best is None or recipe.keep == "last" else fitted.best]
+        found = {
+            "kept epoch": best["epoch"],
+            "validation score": best[task.score],
+            "last loss": fitted.history[-1]["loss"],
+            "training seconds": round(fitted.seconds, 2),
+        }
+    model = arm.model.to(device)
+    with rounded_products():
+        figures = judge(model, task.to(device))
+    return {
+        **figures,
+        **found,
+        "kept": kept(model),
+        "parameters": free_parameters(model),
+        "trained on": len(task.train) if recipe is not None else 0,
+        "tested on": len(task.test),
+        "data": task.test.fingerprint[:16],
+    }
+
+
+@contextmanager
+def rounded_products() -> Iterator[None]:
+    """Products of matrices in TF32 where there is a GPU: judging takes as many passes as training, and no gradient."""
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = True
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
+
+
+def teach_orientation(model: Canonical, task: Task, recipe: Recipe, moves: Moves) -> None:
+    """Train the scorer of a canonicaliser by its prior alone, on upright pictures, with the model behind it at rest.
+
+    The scorer is new where the model is pretrained: at the rate that suits the one the other would not move, and a
+    canonicaliser that never learnt to see orientation would be no fair baseline.
+    """
+    epochs = min(SCORER_PASSES * recipe.epochs, -(-SCORER_STEPS * recipe.batch // len(task.train)))
+    alone = replace(
+        recipe,
+        epochs=epochs,
+        rate=SCORER_RATE,
+        head_rate=None,
+        layer_decay=1.0,
+        warmup=0.0,
+        ema=None,
+        keep="last",
+        evaluate_every=epochs,
+    )
+    learning = [weight for weight in model.model.parameters() if weight.requires_grad]
+    for weight in learning:
+        weight.requires_grad_(False)
+    fit(model, task, alone, moves, objective=orientation_alone)
+    for weight in learning:
+        weight.requires_grad_(True)
+
+
+def orientation_alone(model: nn.Module, x: Tensor, y: Tensor, loss: Loss, generator: torch.Generator) -> Tensor:
+    """The objective mean -log p(g x)_g, an element g drawn for each sample; nothing of the task enters."""
+    canonical = next(part for part in model.modules() if isinstance(part, Canonical))
+    turned = canonical.turns.draw(len(x), generator)
+    return prior_loss(canonical.scores(canonical.turns(x, turned)), turned)
+
+
+def seeded(experiment: str, found: Sequence[Mapping[str, Any]], seeds: Sequence[int]) -> list[Cell]:
+    """Cells of all settings with the first seed, then with the next: a run that ends early has all arms."""
+    return [Cell(experiment, {**settings, "seed": seed}) for seed in seeds for settings in found]
+
+
+def shortened(task: AnyTask, pictures: int | None) -> AnyTask:
+    """The first so many examples of each part; the whole task where nothing is said."""
+    if pictures is None:
+        return task
+    few = torch.arange(pictures)
+    return replace(task, train=task.train.part(few), validation=task.validation.part(few), test=task.test.part(few))
+
+
+def of(rows: Sequence[Row], **settings: Any) -> list[Row]:
+    """The rows of these settings."""
+    return [row for row in rows if all(row.settings.get(name) == value for name, value in settings.items())]
+
+
+def values(rows: Sequence[Row], setting: str) -> list[Any]:
+    """All values of a setting, in the order in which they come."""
+    return list(dict.fromkeys(row.settings[setting] for row in rows))
+
+
+def told(settings: Settings) -> str:
+    """How a model was trained, in words.
+
+    >>> told({"turned": True, "labels": 0.1, "epochs": 5})
+    'trained with turns, 10 % of the labels'
+    """
+    if not settings["epochs"]:
+        return "before any training"
+    share = settings.get("labels", 1.0)
+    labels = "" if share == 1 else f", {100 * share:g} % of the labels"
+    return f"trained {'with' if settings['turned'] else 'without'} turns{labels}"
+
+
+def stop_table(title: str, rows: Sequence[Row], shown: Shown) -> Table:
+    """All figures of all stops, mean and spread over seeds."""
+    spreads = {head: spread_over_seeds(rows, figure, "arm", "dial") for head, (figure, _, _) in shown.items()}
+    lines = [
+        [
+            arm,
+            f"{dial:g}",
+            *(spreads[head][arm, dial].told(scale, digits) for head, (_, scale, digits) in shown.items()),
+        ]
+        for arm, dial in next(iter(spreads.values()))
+    ]
+    return Table(f"## {title}", ["arm", "dial", *shown], lines)
+
+
+def tables(rows: Sequence[Row], shown: Shown, data: str = "") -> list[Table]:
+    """A table for each backbone and each way of training; `data` is named in their titles."""
+    return [
+        stop_table(f"{data}{backbone}, {way}", [row for row in mine if told(row.settings) == way], shown)
+        for backbone in values(rows, "backbone")
+        for mine in (of(rows, backbone=backbone),)
+        for way in dict.fromkeys(told(row.settings) for row in mine)
+    ]
+
+
+def claims_of(name: str, found: Curves) -> list[Claim]:
+    """What was to be shown of one set of curves, as far as its arms are there; each of our dials stands for itself."""
+    mine = [arm for arm in OURS if arm in found]
+    others = [arm for arm in found if arm not in ("plain", *OURS)]
+    claims = [better_at_equal_gain(found, [arm], other) for arm in mine for other in others]
+    if "plain" in found:
+        claims += [at_least_as_good(found, [arm]) for arm in mine]
+    claims += [moves_the_error(found, arm) for arm in mine if len(found[arm]) > 1]
+    return [replace(claim, text=f"{name}: {claim.text}") for claim in claims]
+
+
+def beside_paper(
+    rows: Sequence[Row],
+    names: Sequence[str],
+    shown: Shown,
+    score: str,
+    paper: Mapping[str, Mapping[str, Sequence[str]]],
+) -> Table:
+    """Arms that the paper has too, ours at the stop that validation prefers, with the paper's figures in columns of
+    their own; `paper` is backbone -> row -> figures under `names`."""
+    asked = {
+        "Base": ("plain",),
+        "Canon.": ("canonical",),
+        "Ours": OURS,
+        "its construction, here": ("paper", "paper (smooth)"),
+    }
+    lines = []
+    for backbone in values(rows, "backbone"):
+        for title, arms in asked.items():
+            mine = [row for row in of(rows, backbone=backbone) if row["arm"] in arms]
+            if not mine:
+                continue
+            chosen = spread_over_seeds(mine, "validation score", "arm", "dial")
+            arm, dial = max(chosen, key=lambda stop: chosen[stop].mean)
+            best = of(mine, arm=arm, dial=dial)
+            figures = [
+                spread_over_seeds(best, figure, "arm", "dial")[arm, dial].told(scale, digits)
+                for figure, scale, digits in shown.values()
+            ]
+            theirs = paper.get(backbone, {}).get(title, ["–"] * len(names))
+            lines.append([backbone, f"{title} ({arm} {dial:g})", *figures, *theirs])
+    header = ["backbone", "arm and stop", *shown, *(f"the paper's {name}" for name in names)]
+    return Table(
+        f"## Beside the paper\n\nStops are those of the best {score} on the validation pictures.", header, lines
+    )
+
+
+def score_against_softness(name: str, rows: Sequence[Row], figure: str, label: str) -> Figure:
+    """A figure of merit in per cent over softness, a panel for each backbone, a line for each arm with that dial."""
+    arms = [arm for arm in ("ours", "paper", "paper (smooth)") if of(rows, arm=arm)]
+    backbones = values(rows, "backbone")
+
+    def draw(canvas: Any) -> None:
+        axes = canvas.subplots(1, len(backbones), squeeze=False)[0]
+        for axis, backbone in zip(axes, backbones, strict=True):
+            mine = of(rows, backbone=backbone)
+            for number, arm in enumerate(arms):
+                spreads = spread_over_seeds(of(mine, arm=arm), figure, "dial")
+                stops = sorted(dial for (dial,) in spreads)
+                axis.errorbar(
+                    stops,
+                    [100 * spreads[(stop,)].mean for stop in stops],
+                    yerr=[100 * known(spreads[(stop,)].std) for stop in stops],
+                    label=arm,
+                    color=COLOURS[number],
+                    marker=MARKS[number],
+                    markersize=4,
+                    linewidth=1,
+                )
+            free = spread_over_seeds(of(mine, arm="plain"), figure, "arm")
+            for spread in free.values():
+                axis.axhline(100 * spread.mean, color=COLOURS[-1], linewidth=1, linestyle="--", label="plain")
+            axis.set_title(backbone)
+            axis.set_xlabel("softness")
+            axis.grid(alpha=0.3)
+        axes[0].set_ylabel(label)
+        axes[-1].legend(fontsize=8)
+
+    alt = f"{label} against softness for {', '.join(arms)} on {', '.join(backbones)}"
+    return Figure(name, alt, draw, (3.4 * len(backbones) + 0.6, 3.4))
