@@ -112,6 +112,28 @@ def test_the_network_is_strictly_equivariant(group, dtype, tolerance):
     assert_equivariant(net, group, source, target, tolerance=tolerance, within=RANGE.get(group))
 
 
+@pytest.mark.parametrize("scale", [1.0, 4.0])
+def test_wide_networks_in_float32_err_by_rounding_of_usual_answers_and_features(scale):
+    """Relative to an answer whose terms cancel the error may be larger; that is no matter of the weights' scale."""
+    torch.manual_seed(0)
+    group = se.S(5)
+    space = se.vector(group)
+    net = EMLP(space, space, channels=384, layers=3)
+    with torch.no_grad():
+        for block in net.body[:-1]:
+            block.linear.parametrizations.weight.original.mul_(scale)
+        x, g = torch.randn(64, 5), group.random(torch.Generator().manual_seed(1))
+        rho = space.rho(g).float()
+        hidden, moved = x, x @ rho.mT
+        for block in net.body[:-1]:
+            hidden, moved = block(hidden), block(moved)
+            still = block.gate.rep.rho(g).float()
+            assert float(((moved - hidden @ still.mT).norm(dim=1) / hidden.norm(dim=1)).max()) < 5e-6
+        answers = net(x)
+        errors = (net(x @ rho.mT) - answers @ rho.mT).norm(dim=1)
+        assert float(errors.max() / answers.norm(dim=1).square().mean().sqrt()) < 1e-5
+
+
 def test_answers_may_be_tensors():
     group = se.SO(3)
     source, target = 2 * se.vector(group), se.tensor(group, 2)

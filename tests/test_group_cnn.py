@@ -7,7 +7,8 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import softequiv as se
+from digits import ABOVE_CHANCE, accuracy_on_digits
 from softequiv.actions import Acts, Pictures, Still
 from softequiv.baselines.group_cnn import (
     CentredHalving,
@@ -28,6 +30,7 @@ from softequiv.baselines.group_cnn import (
     kernel_turns,
     left_division,
 )
+from softequiv.baselines.paper import paper_soften
 from softequiv.baselines.relaxed import (
     RelaxedConv2d,
     RelaxedGroupCNN,
@@ -36,6 +39,7 @@ from softequiv.baselines.relaxed import (
     neighbours,
     weight_sharing_penalty,
 )
+from softequiv.baselines.rpp import rpp
 from softequiv.baselines.steerable import fields, steerable_cnn
 from softequiv.errors import GroupError, RepresentationError, SoftEquivError
 from softequiv.groups import Element, Group
@@ -48,7 +52,6 @@ from softequiv.testing import assert_equivariant, equivariance_error
 EXACT = {torch.float32: 1e-5, torch.float64: 1e-10}
 QUARTERS = [se.C(1), se.C(2), se.C(4), se.D(1), se.D(2), se.D(4)]
 OTHERS = [se.C(3), se.C(8), se.D(3), se.D(8)]
-ABOVE_CHANCE = 0.85  # of ten digits; chance is 0.1
 LIMITED = settings(max_examples=25)
 
 dtypes = st.sampled_from(list(EXACT))
@@ -280,6 +283,21 @@ def test_the_relaxed_kernel_is_the_formula(relaxed: type[RelaxedGroupConv2d], gr
     assert torch.allclose(layer.expanded().reshape(3, order, -1), first + second)
 
 
+def test_coefficients_of_the_element_read_from_reach_every_kernel_too_and_others_with_one_bank() -> None:
+    """K(g, h) = sum_l w_l(h) rho(g) psi_l(g^-1 h), as the paper prints it, on a point, where no pixel turns."""
+    for group in (se.C(3), se.D(3)):
+        order, table = int(group.order), left_division(group)
+        wanted, filters = noise(order, order), torch.zeros(order, order, dtype=torch.float64)
+        for g in range(order):
+            for h in range(order):
+                filters[h, table[g, h]] = wanted[g, h]
+        reached = torch.einsum("lh,lgh->gh", torch.eye(order, dtype=torch.float64), filters[:, table])
+        assert torch.equal(reached, wanted)
+    uneven = GroupConv2d(se.C(3), 1, 1, 1).double().expanded()[..., 0, 0] * torch.tensor([[1.0, 2.0, 3.0]]).double()
+    ratio = uneven / uneven.roll((1, 1), (0, 1))  # K(g, h) / K(g s^-1, h s^-1) = w(h) / w(h s^-1)
+    assert not torch.allclose(ratio, ratio[:, :1])  # where w(g) psi(g^-1 h) has the same for all h
+
+
 @pytest.mark.parametrize("group", [se.C(3), se.C(4), se.D(2), se.D(3)], ids=str)
 @pytest.mark.parametrize("relaxed", [RelaxedLiftingConv2d, RelaxedGroupConv2d])
 def test_as_many_banks_as_elements_reach_every_kernel(relaxed: type[RelaxedGroupConv2d], group: Group) -> None:
@@ -357,12 +375,6 @@ def test_the_penalty_pulls_back_to_the_strict_layer() -> None:
 # Training, state, and bad input
 
 
-@cache
-def digits() -> tuple[Tensor, Tensor]:
-    data = pytest.importorskip("sklearn.datasets").load_digits()
-    return torch.tensor(data.images, dtype=torch.float32)[:, None] / 16, torch.tensor(data.target)
-
-
 @pytest.mark.parametrize(
     "build",
     [
@@ -373,18 +385,23 @@ def digits() -> tuple[Tensor, Tensor]:
     ids=["group", "relaxed", "steerable"],
 )
 def test_it_learns_digits(build: Callable[..., nn.Module]) -> None:
-    pictures, labels = digits()
-    torch.manual_seed(0)
-    model = build(in_channels=1, classes=10, widths=(8, 16, 32), kernel_size=3)
-    optimiser = torch.optim.Adam(model.parameters(), 1e-2)
-    for _ in range(6):
-        for batch in torch.randperm(1200).split(64):
-            optimiser.zero_grad()
-            functional.cross_entropy(model(pictures[batch]), labels[batch]).backward()
-            optimiser.step()
-    with torch.no_grad():
-        right = model.eval()(pictures[1200:]).argmax(1) == labels[1200:]
-    assert float(right.float().mean()) > ABOVE_CHANCE
+    assert accuracy_on_digits(build(in_channels=1, classes=10, widths=(8, 16, 32), kernel_size=3)) > ABOVE_CHANCE
+
+
+def plain_cnn() -> nn.Sequential:
+    layers: list[nn.Module] = []
+    for before, after in pairwise((1, 16, 32)):
+        layers += [nn.Conv2d(before, after, 3, padding=1), nn.BatchNorm2d(after), nn.ReLU(), CentredHalving()]
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(4 * 32, 10))
+
+
+@pytest.mark.parametrize(
+    "given",
+    [partial(rpp, group="C4"), paper_soften, partial(se.soften, group="SO(2)", softness=0.5)],
+    ids=["rpp", "paper", "ours"],
+)
+def test_a_plain_cnn_learns_digits_however_it_is_held(given: Callable[[nn.Module], nn.Module]) -> None:
+    assert accuracy_on_digits(given(plain_cnn())) > ABOVE_CHANCE
 
 
 @pytest.mark.parametrize("build", [GroupCNN, partial(RelaxedGroupCNN, banks=2)], ids=["group", "relaxed"])

@@ -352,6 +352,26 @@ def test_a_quarter_turn_of_noise_leaks_what_is_certified_under_c4():
     assert certified > 0.1 and measured == pytest.approx(certified, rel=0.02)
 
 
+@pytest.mark.parametrize("gain", [se.softness(0), se.softness(0.5), se.hard(1.5)], ids=str)
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [(SoftConv2d, {}), (SoftConv2d, {"groups": 2}), (SoftConvTranspose2d, {})],
+    ids=["plain", "grouped", "transposed"],
+)
+@pytest.mark.parametrize("group", [se.C(4), se.SO(2)], ids=str)
+def test_a_typed_convolution_compiles_into_one_graph(group, kind, options, gain):
+    half = se.scalar(group) + se.frequency(group, 1)
+    layer = kind(half + half, half + half, 3, gain, padding=1, **options)
+    torch._dynamo.reset()
+    compiled, x = torch.compile(layer, fullgraph=True, backend="aot_eager"), noise(2, layer.in_channels, 6, 6)
+    gradients = [
+        torch.autograd.grad(answers.square().sum(), list(layer.parameters())) for answers in (layer(x), compiled(x))
+    ]
+    assert_same(layer(x), compiled(x), x)
+    for plain, traced in zip(*gradients, strict=True):
+        torch.testing.assert_close(plain, traced, rtol=1e-4, atol=1e-5)
+
+
 # -- nonlinearities and normalisation ----------------------------------------------------------------------------------
 
 

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import softequiv as se
+from softequiv.baselines.group_cnn import free_parameters
 from softequiv.baselines.rpp import (
     RPPConv2d,
     RPPLinear,
@@ -162,6 +163,31 @@ def test_merging_leaves_the_plain_model_with_the_same_answers():
     assert torch.equal(plain(x), net(x)) and type(plain[0]) is nn.Conv2d
     assert all(torch.equal(value, stored[name]) for name, value in net.state_dict().items())
     assert merged(net) is net and torch.equal(net(x), plain(x))
+
+
+def test_baking_names_what_it_cannot_write_out_and_merging_leaves_filters_to_it():
+    net = rpp(small_net(), "C4", mix=0.3, only=["0.weight"])
+    se.soften(net, "C4", softness=0.5, only=["2.weight"])
+    nn.utils.parametrizations.weight_norm(net[5])
+    x = torch.randn(2, 1, 9, 9)
+    answers = net(x)
+    with pytest.raises(SoftEquivError, match=r"0\.weight is made by Pathways.*baselines\.merged"):
+        se.bake(net)
+    plain = se.bake(merged(net, copy=True))
+    assert type(plain[0]) is type(plain[2]) is nn.Conv2d and hasattr(plain[5], "parametrizations")
+    torch.testing.assert_close(plain(x), answers)
+
+
+@pytest.mark.parametrize(("mix", "learned"), [(0.0, False), (0.3, False), (0.3, True)])
+def test_numbers_to_learn_are_the_known_dimensions_of_the_strict_path_and_the_free_one(mix, learned):
+    """SO(3) from 2 V + 1 to V: two maps V -> V, and nothing from or to a scalar, so that no bias stays."""
+    source, target = 2 * se.vector(SO3) + se.scalar(SO3), se.vector(SO3)
+    layer = RPPLinear(source, target, mix=mix, learned=learned)
+    free = 7 * 3 + 3
+    assert free_parameters(layer) == 2 + (free if mix else 0) + (2 if learned else 0)
+    for _, strict, _ in pathways(layer):
+        strict.requires_grad_(False)
+    assert free_parameters(layer) == (free if mix else 0) + (2 if learned else 0)
 
 
 def test_state_and_precision_travel():

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 import softequiv as se
 from softequiv.actions import Moves, Pictures
+from softequiv.baselines.augmentation import Augmented
 from softequiv.errors import SoftEquivError
 from softequiv.measure.functional import kl_divergence
 from softequiv.tasks.archives import stored
@@ -35,7 +36,6 @@ from softequiv.tasks.augment import (
     Erased,
     Flip,
     Mixup,
-    Moved,
     RandAugment,
     Resized,
     Scaled,
@@ -52,7 +52,7 @@ from softequiv.tasks.folders import IMAGENET, image_folder
 from softequiv.tasks.hub import hub_classification
 from softequiv.tasks.masks import Fitted, Values, ade20k, camvid, mask_folders, voc
 from softequiv.tasks.mnist import BLACK, mnist
-from softequiv.tasks.segmentation import Segmentation, upsampled
+from softequiv.tasks.segmentation import MASKS, Segmentation, upsampled
 from softequiv.tasks.splits import few, held_out
 
 Image = pytest.importorskip("PIL.Image", reason="needs the extra: pip install 'softequiv[images]'")
@@ -507,7 +507,7 @@ def batch(n: int = 40, side: int = 12, channels: int = 2) -> tuple[Tensor, Tenso
         Mixup(5),
         CutMix(5),
         Erased(0.5),
-        Moved(Moves(Pictures(), se.SO(2), THIRTY, count=8)),
+        Augmented(Moves(Pictures(), se.SO(2), THIRTY, count=8)),
         Chain((Flip(), Shifted(1))),
         Either(Mixup(5), CutMix(5)),
     ],
@@ -622,7 +622,7 @@ def test_erasing_replaces_a_rectangle_by_noise_with_its_chance() -> None:
 def test_moved_pictures_take_their_masks_with_them() -> None:
     moves = Moves(Pictures("nearest"), se.C(4))
     x = torch.randint(1, 200, (30, 1, 6, 6), generator=draws()).float()
-    moved, masks = Moved(moves)(x, x[:, 0].byte(), draws())
+    moved, masks = Augmented(moves, moves.on(MASKS))(x, x[:, 0].byte(), draws())
     assert torch.equal(moved[:, 0].byte(), masks)
     turns = [next(k for k in range(4) if torch.equal(a, b.rot90(k, (-2, -1)))) for a, b in zip(moved, x, strict=True)]
     assert set(turns) == {0, 1, 2, 3}

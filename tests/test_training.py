@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
@@ -53,7 +54,8 @@ def numbers(count: int = 64) -> Numbers:
 
 def network(mode: str | None = None) -> nn.Module:
     torch.manual_seed(1)
-    net = nn.Sequential(nn.Conv2d(1, 8, 5), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Dropout(0.1), nn.Linear(8, 3))
+    parts = nn.Conv2d(1, 8, 5), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Dropout(0.1), nn.Linear(8, 3)
+    net = nn.Sequential(*parts)
     return se.soften(net, "SO(2)", softness=0.5, mode=mode) if mode else net
 
 
@@ -65,27 +67,29 @@ def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
     return one.keys() == other.keys() and all(torch.equal(value, other[name]) for name, value in one.items())
 
 
-class Killed(Exception):
+class KilledError(Exception):
     pass
 
 
 def killing(at: int) -> Callable[[int], None]:
     def kill(step: int) -> None:
         if step == at:
-            raise Killed
+            raise KilledError
 
     return kill
 
 
 @pytest.mark.parametrize("mode", [None, "parametrize", "project"])
-@pytest.mark.parametrize("changes", [{}, {"optimizer": "sgd", "rate": 0.01}, {"ema": 0.9, "accumulate": 2, "clip": 1.0}])
+@pytest.mark.parametrize(
+    "changes", [{}, {"optimizer": "sgd", "rate": 0.01}, {"ema": 0.9, "accumulate": 2, "clip": 1.0}]
+)
 def test_a_run_cut_anywhere_ends_as_if_it_had_not_been(tmp_path, mode, changes):
     recipe = replace(Recipe(epochs=3, batch=8, rate=1e-2, save_every=2, seed=3), **changes)
     whole = network(mode)
     expected = fit(whole, numbers(), recipe, STILL)
     for at in (1, 3, 8, 11):
         folder = tmp_path / str(at)
-        with pytest.raises(Killed):
+        with pytest.raises(KilledError):
             fit(network(mode), numbers(), recipe, STILL, folder=folder, after_step=[killing(at)])
         again = network(mode)
         found = fit(again, numbers(), recipe, STILL, folder=folder)
@@ -149,7 +153,7 @@ def test_the_rate_rises_and_falls():
     recipe = Recipe(epochs=10, warmup=2, schedule="cosine")
     rates = [recipe.factor(t / 10, 0.1) for t in range(1, 101)]
     assert max(rates) == 1.0 and rates[0] == pytest.approx(0.05)
-    assert all(a >= b for a, b in zip(rates[20:], rates[21:], strict=False))
+    assert all(a >= b for a, b in itertools.pairwise(rates[20:]))
     assert rates[-1] < 0.01
 
 

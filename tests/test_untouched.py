@@ -11,13 +11,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import softequiv as se
+from digits import accuracy, roomy_digits, trained, unseen
 from softequiv.actions import Acts, Moves, Pictures, Points, Still, Tokens
 from softequiv.baselines.augmentation import Augmented
 from softequiv.baselines.penalty import Divergence, Penalised
 from softequiv.errors import SoftEquivError
 from softequiv.measure.functional import kl_divergence
-
-Objective = Callable[..., Tensor]
+from softequiv.tasks.segmentation import MASKS
+from softequiv.training.loop import plain
 
 
 def drawn(*shape: int, seed: int = 0) -> Tensor:
@@ -26,12 +27,6 @@ def drawn(*shape: int, seed: int = 0) -> Tensor:
 
 def seeded(seed: int = 3) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
-
-
-def plain(
-    model: nn.Module, x: Tensor, y: Tensor, loss: Callable[[Tensor, Tensor], Tensor], generator: torch.Generator
-) -> Tensor:
-    return loss(model(x), y)
 
 
 class Logits(nn.Module):
@@ -49,33 +44,34 @@ class Logits(nn.Module):
 
 
 def test_class_labels_stand_still_and_every_picture_moves_by_its_own_element() -> None:
-    moves, x, y = Moves(Pictures(), se.SO(2), count=50), drawn(6, 1, 5, 5), drawn(6, 25)
-    found = Augmented(moves)(Logits(nn.Flatten()), x, y, functional.mse_loss, seeded())
+    moves, x, y = Moves(Pictures(), se.SO(2), count=50), drawn(6, 1, 5, 5), torch.arange(6)
+    found, labels = Augmented(moves)(x, y, seeded())
     elements = [moves.elements[i] for i in moves.draw(6, seeded()).tolist()]
     assert len(set(elements)) > 3
     moved = torch.stack([Pictures()(picture, g) for picture, g in zip(x, elements, strict=True)])
-    torch.testing.assert_close(found, functional.mse_loss(moved.flatten(1), y))
-    assert found != Augmented(moves)(nn.Flatten(), x, y, functional.mse_loss, seeded(4))
+    torch.testing.assert_close(found, moved)
+    assert torch.equal(labels, y) and not torch.equal(found, Augmented(moves)(x, y, seeded(4))[0])
 
 
 def test_pixel_labels_and_futures_move_with_their_inputs() -> None:
     pictures = Moves(Pictures("nearest", fill=9), se.SO(2), se.degrees(60), count=20)
-    labels = pictures.on(Pictures("nearest", fill=255))
     x = torch.arange(4 * 36).reshape(4, 6, 6) % 7
-    seen: list[tuple[Tensor, Tensor]] = []
+    moved, masks = Augmented(pictures, targets=pictures.on(MASKS))(x, x, seeded())
+    outside = masks == 255
+    assert outside.any() and torch.equal(moved == 9, outside) and torch.equal(moved[~outside], masks[~outside])
+    tracks, past = Moves(Points(), se.SO(2), count=64), drawn(5, 8, 2)
+    turned, future = Augmented(tracks, targets=tracks)(past, past, seeded())
+    torch.testing.assert_close(turned, future, rtol=0, atol=1e-12)
+    assert not torch.allclose(turned, Augmented(tracks)(past, past, seeded())[1])
 
-    def loss(answers: Tensor, targets: Tensor) -> Tensor:
-        seen.append((answers, targets))
-        return answers.double().mean()
 
-    Augmented(pictures, targets=labels)(nn.Identity(), x, x, loss, seeded())
-    answers, targets = seen[0]
-    outside = targets == 255
-    assert outside.any() and torch.equal(answers == 9, outside) and torch.equal(answers[~outside], targets[~outside])
-    tracks = Moves(Points(), se.SO(2), count=64)
-    past = drawn(5, 8, 2)
-    right = Augmented(tracks, targets=tracks)(nn.Identity(), past, past, functional.mse_loss, seeded())
-    assert float(right) < 1e-20 < float(Augmented(tracks)(nn.Identity(), past, past, functional.mse_loss, seeded()))
+def test_augmentation_goes_before_any_objective() -> None:
+    moves, x, y = Moves(Pictures(), se.C(4)), drawn(6, 1, 5, 5), drawn(6, 25)
+    penalised, model = Penalised(moves, 2.0), Logits(nn.Flatten())
+    generator, again = seeded(), seeded()
+    found = penalised(model, *Augmented(moves)(x, y, generator), functional.mse_loss, generator)
+    moved = moves(x, moves.draw(6, again))
+    torch.testing.assert_close(found, penalised(model, moved, y, functional.mse_loss, again))
 
 
 def test_targets_moved_by_other_elements_are_refused() -> None:
@@ -134,30 +130,10 @@ def network() -> nn.Module:
     )
 
 
-def digits() -> tuple[Tensor, Tensor]:
-    """scikit-learn's digits in 16 x 16 pixels, with room to turn."""
-    data = pytest.importorskip("sklearn.datasets").load_digits()
-    pictures = torch.tensor(data.images, dtype=torch.float32)[:, None] / 16
-    wide = functional.interpolate(pictures, (12, 12), mode="bilinear")
-    return functional.pad(wide, (2,) * 4), torch.tensor(data.target)
-
-
-def trained(model: nn.Module, objective: Objective, steps: int) -> nn.Module:
-    x, y = digits()
-    torch.manual_seed(1)
-    optimiser, order, generator = torch.optim.Adam(model.parameters(), 3e-3), seeded(0), seeded(1)
-    for _ in range(steps):
-        chosen = torch.randint(1200, (48,), generator=order)
-        optimiser.zero_grad()
-        objective(model, x[chosen], y[chosen], functional.cross_entropy, generator).backward()
-        optimiser.step()
-    return model.eval()
-
-
 def test_strength_zero_is_plain_training_bit_for_bit() -> None:
     start, moves = network(), Moves(Pictures(), se.SO(2), count=10)
     states = [
-        trained(copy.deepcopy(start), objective, 10).state_dict()
+        trained(copy.deepcopy(start), roomy_digits(), 1, 3e-3, objective).state_dict()
         for objective in (plain, Penalised(moves, 0.0), Penalised(moves, 1e-6))
     ]
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
@@ -169,31 +145,26 @@ def test_strength_zero_is_plain_training_bit_for_bit() -> None:
 
 @pytest.mark.parametrize(("divergence", "strengths"), [("squared", (0.0, 0.03, 0.5)), ("kl", (0.0, 0.1, 3.0))])
 def test_a_larger_strength_gives_a_smaller_measured_error(divergence: Divergence, strengths: tuple[float, ...]) -> None:
-    moves, (x, y) = Moves(Pictures("bilinear"), se.SO(2), se.degrees(60), count=256), digits()
-    errors = []
+    moves, data = Moves(Pictures("bilinear"), se.SO(2), se.degrees(60), count=256), roomy_digits()
+    x, labels = unseen(data)
+    turned, errors = moves(x, moves.cycle(0, len(x))), []
     for strength in strengths:
-        model = trained(network(), Penalised(moves, strength, divergence=divergence), 80)
+        model = trained(network(), data, 3, 3e-3, Penalised(moves, strength, divergence=divergence))
+        assert accuracy(model, x, labels) > 0.6  # by chance 0.1
         with torch.no_grad():
-            assert float((model(x[1200:]).argmax(1) == y[1200:]).float().mean()) > 0.6  # by chance 0.1
-            turned = moves(x[1200:], moves.cycle(0, len(x) - 1200))
-            errors.append(float(kl_divergence(model(x[1200:]), model(turned)).mean()))
+            errors.append(float(kl_divergence(model(x), model(turned)).mean()))
     assert errors[1] < 0.8 * errors[0] and errors[2] < 0.5 * errors[1]
 
 
 def test_augmentation_reads_turned_digits_that_plain_training_does_not() -> None:
-    moves, (x, y) = Moves(Pictures("bilinear"), se.SO(2), se.degrees(60), count=256), digits()
-    turned = moves(x[1200:], moves.cycle(0, len(x) - 1200))
-    with torch.no_grad():
-        accuracy = [
-            float((trained_model(turned).argmax(1) == y[1200:]).float().mean())
-            for trained_model in (_learned(plain), _learned(Augmented(moves)))
-        ]
-    assert accuracy[1] > 0.7 and accuracy[1] > accuracy[0] + 0.1
-
-
-def _learned(objective: Objective) -> nn.Module:
-    with torch.enable_grad():
-        return trained(network(), objective, 120)
+    moves, data = Moves(Pictures("bilinear"), se.SO(2), se.degrees(60), count=256), roomy_digits()
+    x, labels = unseen(data)
+    turned = moves(x, moves.cycle(0, len(x)))
+    upright, augmented = (
+        accuracy(trained(network(), data, 5, 3e-3, transform=transform), turned, labels)
+        for transform in (None, Augmented(moves))
+    )
+    assert augmented > 0.7 and augmented > upright + 0.1
 
 
 @pytest.mark.parametrize(

@@ -62,8 +62,9 @@ class Moves:
         return self.acts.stacked(self.elements)
 
     def draw(self, samples: int, generator: torch.Generator | None = None) -> Tensor:
-        """Numbers of elements drawn uniformly from the pool, (samples,) int64 on the CPU."""
-        return torch.randint(len(self), (samples,), generator=generator)
+        """Numbers of elements drawn uniformly from the pool where the generator is, (samples,) int64 on the CPU."""
+        device = "cpu" if generator is None else generator.device
+        return torch.randint(len(self), (samples,), generator=generator, device=device).cpu()
 
     def cycle(self, start: int, samples: int) -> Tensor:
         """start, start + 1, ... modulo the size of the pool, (samples,): the same for every model evaluated."""

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from softequiv.errors import SoftEquivError
 from softequiv.nn import FilteredWeight, soft_weights
@@ -24,7 +25,8 @@ def bake(model: Model, *, copy: bool = False, example: Any = None) -> Model:
     """Write the filtered weights into the model and drop the filters; with `copy`, leave the original untouched.
 
     With an `example` input the outputs before and after are compared and the largest difference is logged; more than
-    rounding is an error. The weights themselves are always compared.
+    rounding is an error. The weights themselves are always compared. Parametrisations that know no filter, such as
+    torch's weight_norm, stay where they are.
 
     >>> import softequiv as se
     >>> net = se.soften(nn.Conv2d(3, 8, 5), "C4", softness=0.0)
@@ -32,6 +34,7 @@ def bake(model: Model, *, copy: bool = False, example: Any = None) -> Model:
     >>> type(plain).__name__, torch.equal(plain.weight, net.weight)
     ('Conv2d', True)
     """
+    check_written_out(model)
     expected = {weight.name: weight.value().detach().clone() for weight in soft_weights(model)}
     before = outputs(model, example)
     plain = copying.deepcopy(model) if copy else model
@@ -56,6 +59,20 @@ def bake(model: Model, *, copy: bool = False, example: Any = None) -> Model:
                 f"the baked model's output differs by {difference:.1e}; keep the soft model and report this"
             )
     return plain
+
+
+def check_written_out(model: nn.Module) -> None:
+    """Raise a sentence where a filter is part of another parametrisation, which baking would pass over."""
+    for prefix, module in model.named_modules():
+        lists: Any = module.parametrizations if parametrize.is_parametrized(module) else {}
+        for attribute, steps in lists.items():
+            for step in steps:
+                if not isinstance(step, FilteredWeight) and any(isinstance(p, FilteredWeight) for p in step.modules()):
+                    raise SoftEquivError(
+                        f"{f'{prefix}.' if prefix else ''}{attribute} is made by {type(step).__name__}, of which a "
+                        "filter is only a part, so baking cannot write it out; do that first, for residual pathways "
+                        "by softequiv.baselines.merged(model)"
+                    )
 
 
 def outputs(model: nn.Module, example: Any) -> Tensor | None:

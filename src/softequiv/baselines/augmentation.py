@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from softequiv.actions import Moves
 from softequiv.errors import SoftEquivError
-from softequiv.measure.answers import tensor_of
 
 
 @dataclass(frozen=True)
 class Augmented:
-    """A training objective: the loss of F(g_i x_i) against g_i y_i, with an element of its own drawn for each sample.
+    """A transform of batches: (x_i, y_i) becomes (g_i x_i, g_i y_i), with an element of its own drawn for each sample.
 
-    One forward pass, as in plain training. `targets` moves what is to be answered where it moves with the input:
-    labels of pixels, forecasts; it holds the same elements, as `moves.on(...)` does. Without it targets stand still.
+    Any objective can follow; with the task's loss alone it costs one forward pass, as plain training does. `targets`
+    moves what is to be answered where it moves with the input: labels of pixels, forecasts; it holds the same elements,
+    as `moves.on(...)` does. Without it targets stand still.
 
     >>> from softequiv import C
     >>> from softequiv.actions import Pictures
-    >>> objective = Augmented(Moves(Pictures(), C(4)))
-    >>> mean = lambda answers, targets: (answers - targets).square().mean()
-    >>> objective(nn.Flatten(), torch.ones(2, 1, 3, 3), torch.zeros(2, 9), mean)
-    tensor(1.)
+    >>> x, y = torch.eye(2)[None], torch.tensor([7])
+    >>> quarter = Moves(Pictures(), C(4), elements=list(C(4).elements())[1:2])
+    >>> Augmented(quarter)(x, y)
+    (tensor([[[0., 1.], [1., 0.]]]), tensor([7]))
     """
 
     moves: Moves
@@ -38,14 +37,6 @@ class Augmented:
                 "the inputs', such as moves.on(Pictures('nearest', fill=255))"
             )
 
-    def __call__(
-        self,
-        model: nn.Module,
-        x: Tensor,
-        y: Tensor,
-        loss: Callable[[Tensor, Tensor], Tensor],
-        generator: torch.Generator | None = None,
-    ) -> Tensor:
+    def __call__(self, x: Tensor, y: Tensor, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
         chosen = self.moves.draw(len(x), generator)
-        moved_targets = y if self.targets is None else self.targets(y, chosen)
-        return loss(tensor_of(model(self.moves(x, chosen))), moved_targets)
+        return self.moves(x, chosen), y if self.targets is None else self.targets(y, chosen)

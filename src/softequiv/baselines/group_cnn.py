@@ -23,11 +23,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from softequiv._cache import cached
+from softequiv.baselines.rpp import pathways
 from softequiv.errors import GroupError, SoftEquivError
 from softequiv.gains import LevelGain
 from softequiv.groups import C, D, Group, matrix_key
 from softequiv.groups.rotations import mirror
-from softequiv.nn import soft_weights
+from softequiv.nn import Soft, soft_weights
 from softequiv.reps import Action, Square
 from softequiv.reps.pixels import bilinear_rotation
 from softequiv.spectrum import spectrum
@@ -285,14 +286,25 @@ class GroupCNN(nn.Module):
 def free_parameters(model: nn.Module) -> int:
     """How many numbers training can choose: of a soft weight the directions that its gain keeps, of others all.
 
+    A weight with residual pathways has those of both, of which some are redundant as soon as its mix is above 0; a free
+    path that is held at mix 0 counts for nothing.
+
     >>> free_parameters(LiftingConv2d(C(4), 3, 8, 5)), free_parameters(GroupConv2d(C(4), 3, 8, 5))
     (608, 2408)
     """
     total = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
-    for weight in soft_weights(model):
-        rep, gain = weight.soft.rep, weight.soft.gain
-        if isinstance(gain, LevelGain):
-            levels = spectrum(rep)
-            dropped = int(levels.counts[gain.gamma(levels) == 0].sum())
-            total -= weight.group_view().numel() // rep.dim * dropped
+    total -= sum(dropped(weight.soft, weight.stored) for weight in soft_weights(model))
+    for own, strict, free in pathways(model):
+        total -= dropped(own.strict.soft, strict)
+        if not own.learned and own.mix_held == 0 and free.requires_grad:
+            total -= free.numel()
     return total
+
+
+def dropped(soft: Soft, stored: nn.Parameter) -> int:
+    """How many directions of a stored weight that learns its gain sets to zero."""
+    if not (stored.requires_grad and isinstance(soft.gain, LevelGain)):
+        return 0
+    levels = spectrum(soft.rep)
+    copies = soft.layout.read(stored, soft.rep).numel() // soft.rep.dim
+    return copies * int(levels.counts[soft.gain.gamma(levels) == 0].sum())

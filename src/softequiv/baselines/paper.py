@@ -97,7 +97,7 @@ def paper_linear(
     layer = nn.Linear(source.dim, target.dim, bias=bias)
     soft = Soft(source >> target, paper_gain(source >> target, softness, cutoff, decay=decay, rule=rule))
     with torch.no_grad():
-        layer.weight.mul_(restored_scale(soft))
+        layer.weight.mul_(restored_scale(soft, layer.weight))
     soften_weight(layer, "weight", soft)
     if bias:
         shift = paper_gain(target, softness, cutoff, decay=decay, rule=rule)

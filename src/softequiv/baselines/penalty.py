@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal, get_args
 
 import torch
@@ -53,6 +54,10 @@ class Penalised:
                 f"unknown divergence {self.divergence!r}; choose one of {', '.join(get_args(Divergence))}"
             )
 
+    @cached_property
+    def _answers(self) -> Moves:
+        return self.moves.on(self.outputs)  # kept, as a pool is stacked once
+
     def __call__(
         self,
         model: nn.Module,
@@ -70,7 +75,7 @@ class Penalised:
 
     def penalty(self, answers: Tensor, moved_answers: Tensor, chosen: Tensor) -> Tensor:
         """mean D(F(g x), g F(x)) of F(x) and F(g x), g the elements of the chosen numbers."""
-        outputs = self.moves.on(self.outputs)
+        outputs = self._answers
         expected, axis = outputs(answers, chosen), 1 if isinstance(self.outputs, Pictures) else -1
         if self.divergence == "kl":
             found = kl_divergence(expected, moved_answers, axis)

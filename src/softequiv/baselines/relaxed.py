@@ -8,9 +8,10 @@ L filters take the place of one, mixed by coefficients that depend on the elemen
 Equal coefficients for all g give the strict layer, and training starts there; L = |G| filters reach every kernel. For
 shifts g is a place, and the strict layer an ordinary convolution.
 What we changed: filters turn by the library's rotation of pixels, the groups include D(n), coefficients start at
-L^(-1/2), which keeps the scale of one filter, instead of 1/L, and with L = 1 the coefficient is held, so that one bank
-is the strict network. The paper's formula has w_l(h), of the element read from; with w_l(g), of the one written to,
-lifting and group convolutions obey one formula, and the same kernels are reached.
+L^(-1/2), which keeps the scale of one filter, and with L = 1 the coefficient is held, so that one bank is the strict
+network. The paper prints w_l(h), of the element read from; lifting reads from none, and the layers that its authors
+released later (Wang et al. 2024, "Discovering Symmetry Breaking in Physical Systems with Relaxed Group Convolution")
+have w_l(g), of the one written to, as here. With |G| filters both reach every kernel; with fewer, not the same ones.
 """
 
 from __future__ import annotations

@@ -87,7 +87,7 @@ def _new_pathways(layer: nn.Module, weight: Soft, target: Rep, mix: float, learn
     lists: Any = layer.parametrizations
     free: Any = fresh
     with torch.no_grad():
-        lists.weight.original0.mul_(restored_scale(weight))
+        lists.weight.original0.mul_(restored_scale(weight, lists.weight.original0))
         lists.weight.original1.copy_(free.weight)
     if layer.bias is not None:
         _give_pathways(layer, "bias", Soft(target, EXACT, Layout(axis=0)), mix, learned)
@@ -169,18 +169,28 @@ def rpp(
     return model
 
 
-def pathways(model: nn.Module) -> Iterator[tuple[Pathways, nn.Parameter, nn.Parameter]]:
+Paths = tuple[Pathways, nn.Parameter, nn.Parameter]
+
+
+def pathways(model: nn.Module) -> Iterator[Paths]:
     """Every weight of a model that has two paths: its parametrisation, A and W_free."""
-    found = False
     for module in model.modules():
-        if parametrize.is_parametrized(module):
-            lists: Any = module.parametrizations
-            for steps in lists.values():
-                if isinstance(steps[0], Pathways):
-                    found = True
-                    yield steps[0], steps.original0, steps.original1
+        for steps in _pathways_of(module).values():
+            yield steps[0], steps.original0, steps.original1
+
+
+def _pathways_of(module: nn.Module) -> dict[str, Any]:
+    """The weights of one module that have two paths, and what torch keeps of them."""
+    lists: Any = module.parametrizations if parametrize.is_parametrized(module) else {}
+    return {name: steps for name, steps in lists.items() if isinstance(steps[0], Pathways)}
+
+
+def known_pathways(model: nn.Module) -> list[Paths]:
+    """The same, of a model that has some."""
+    found = list(pathways(model))
     if not found:
         raise SoftEquivError("this model has no residual pathways; build it of RPPLinear, RPPConv2d, or call rpp")
+    return found
 
 
 def set_mix(model: nn.Module, mix: float) -> None:
@@ -191,7 +201,7 @@ def set_mix(model: nn.Module, mix: float) -> None:
     >>> torch.allclose(net.weight, net.weight.rot90(1, (-2, -1)), atol=1e-6)
     True
     """
-    for own, _, _ in pathways(model):
+    for own, _, _ in known_pathways(model):
         value = torch.tensor(checked_mix(mix, own.learned))
         with torch.no_grad():
             (own.mix_logit if own.learned else own.mix_held).copy_(value.logit() if own.learned else value)
@@ -210,7 +220,7 @@ def prior(model: nn.Module, *, strict: float, free: float) -> Tensor:
     checked_deviations(strict, free)
     terms = [
         own.strict(a).square().sum() / (2 * strict**2) + w.square().sum() / (2 * free**2)
-        for own, a, w in pathways(model)
+        for own, a, w in known_pathways(model)
     ]
     return torch.stack(terms).sum()
 
@@ -230,7 +240,7 @@ def parameter_groups(
     checked_deviations(strict, free)
     if examples < 1:
         raise SoftEquivError(f"a prior is weighed against the number of training examples; got {examples}")
-    own = list(pathways(model))
+    own = known_pathways(model)
     paths: list[list[nn.Parameter]] = [[a for _, a, _ in own], [w for _, _, w in own]]
     dials = [path.mix_logit for path, _, _ in own if path.learned]
     known = {id(parameter) for group in (*paths, dials) for parameter in group}
@@ -252,16 +262,17 @@ def checked_deviations(strict: float, free: float) -> None:
 @torch.no_grad()
 def merged(model: Model, *, copy: bool = False) -> Model:
     """Write P_0 A + mix W_free into plain weights and drop the pathways; with `copy`, leave the original untouched.
+    Modules without pathways stay as they are, filtered ones too.
 
     >>> net = rpp(nn.Conv2d(3, 8, 5), "C4", mix=0.3)
     >>> plain = merged(net, copy=True)
     >>> torch.equal(plain.weight, net.weight), [name for name, _ in plain.named_parameters()]
     (True, ['weight', 'bias'])
     """
-    next(pathways(model))
+    known_pathways(model)
     plain = copying.deepcopy(model) if copy else model
     for module in plain.modules():
-        if parametrize.is_parametrized(module):
+        if _pathways_of(module):
             _merge(module)
     return plain
 

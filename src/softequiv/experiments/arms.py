@@ -124,7 +124,7 @@ def restore_variance(model: nn.Module) -> None:
     """Scale filtered weights that are still random up by what their filter takes, so that all stops start alike."""
     with torch.no_grad():
         for weight in soft_weights(model):
-            weight.stored.mul_(restored_scale(weight.soft))
+            weight.stored.mul_(restored_scale(weight.soft, weight.stored))
 
 
 def kept(model: nn.Module) -> float | None:

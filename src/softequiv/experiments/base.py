@@ -34,9 +34,10 @@ def reproduce(experiment: Experiment, scale: Scale = "small", *, out: Path = Pat
     """
     if scale not in get_args(Scale):
         raise SoftEquivError(f"the scales are {', '.join(get_args(Scale))}; got {scale!r}")
-    name = f"{experiment.name}-{scale}"
-    rows = run_cells(experiment.cells(scale), experiment.work, out / "cells" / name, jobs=jobs)
-    return write_page(experiment.page(rows, scale), rows, out, name)
+    cells = experiment.cells(scale)
+    kept = out / "cells" / f"{cells[0].experiment}-{scale}"  # a figure may show the cells of a table
+    rows = run_cells(cells, experiment.work, kept, jobs=jobs)
+    return write_page(experiment.page(rows, scale), rows, out, f"{experiment.name}-{scale}")
 
 
 def data_folder(name: str) -> Path:

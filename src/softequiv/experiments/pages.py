@@ -165,7 +165,7 @@ def made_with(rows: Sequence[Row], name: str) -> str:
     hours = sum(row.seconds for row in rows) / 3600
     experiment, _, scale = name.rpartition("-")
     return (
-        f"{len(rows)} trainings, {hours:.1f} hours in all, on {' and '.join(devices)}; {' and '.join(versions)}. "
+        f"{len(rows)} cells, {hours:.1f} hours in all, on {' and '.join(devices)}; {' and '.join(versions)}. "
         f"Again by `softequiv reproduce {experiment} --scale {scale}`. All rows: [{name}.json]({name}.json), "
         f"[{name}.csv]({name}.csv)."
     )

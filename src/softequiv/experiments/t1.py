@@ -144,8 +144,8 @@ def page(rows: Sequence[Row], scale: Scale) -> Page:
             "roto-reflections half of them also mirrored; what turns leave empty is black. "
             "The padding keeps every turned digit inside the inscribed disc, so that no pixel is lost to corners.",
             "The dial of ours and of the paper's construction is softness, that of 'ours (levels)' the highest "
-            "rotation frequency that is kept (a constraint in full: softness scales the level on which its count falls, "
-            "and training can undo a scale), that of RPP the factor on its free path, "
+            "rotation frequency that is kept (all of it a constraint: softness scales the level on which its count "
+            "falls, and training can undo a scale), that of RPP the factor on its free path, "
             "that of 'ours (target)' the certified relative error of the first layer within 60 degrees. The paper's "
             "figure gives no numbers to set beside these.",
         ],

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from softequiv.actions import Moves, Pictures
+from softequiv.baselines.augmentation import Augmented
 from softequiv.errors import SoftEquivError
 from softequiv.experiments.arms import Setting, armed
 from softequiv.experiments.backbones import CLASSIFIER, opened, with_head
@@ -36,7 +37,7 @@ from softequiv.experiments.finetune import (
 from softequiv.experiments.judged import TESTED, TRAINED, judged, quarters, turns
 from softequiv.experiments.pages import Figure, Page
 from softequiv.groups import SO, degrees
-from softequiv.tasks.augment import Chain, Flip, Moved, Shifted
+from softequiv.tasks.augment import Chain, Flip, Shifted
 from softequiv.tasks.augment import Transform as Varied
 from softequiv.tasks.cifar import TEN, cifar10, cifar100
 from softequiv.tasks.classification import Classification
@@ -226,7 +227,7 @@ def classifier(source: str, normalised: Normalised, classes: int) -> nn.Module:
 def varied(known: Moves, size: int, turned: bool) -> Varied:
     """Crops and flips for all, and turns where asked."""
     usual = (Shifted(size // 8), Flip())
-    return Chain((*usual, Moved(known)) if turned else usual)
+    return Chain((*usual, Augmented(known)) if turned else usual)
 
 
 def work(settings: Settings) -> Figures:

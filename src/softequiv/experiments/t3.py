@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from softequiv.actions import Moves
+from softequiv.baselines.augmentation import Augmented
 from softequiv.experiments.arms import Setting, armed
 from softequiv.experiments.backbones import CLASSIFIER, opened, with_head
 from softequiv.experiments.base import Experiment, Scale, data_folder
@@ -36,7 +37,7 @@ from softequiv.experiments.judged import TRAINED, judged, turns
 from softequiv.experiments.pages import Page
 from softequiv.experiments.t2 import BEYOND, HALVES, PAPER_NAMES, RANGE, SHOWN, ranges
 from softequiv.groups import SO, degrees
-from softequiv.tasks.augment import Chain, CutMix, Either, Erased, Flip, Mixup, Moved, RandAugment
+from softequiv.tasks.augment import Chain, CutMix, Either, Erased, Flip, Mixup, RandAugment
 from softequiv.tasks.augment import Transform as Varied
 from softequiv.tasks.classification import Classification
 from softequiv.tasks.files import Files, Labelled, Normalised
@@ -166,7 +167,7 @@ def classifier(source: str, normalised: Normalised) -> nn.Module:
 
 def varied(known: Moves, normalised: Normalised, turned: bool, full: bool) -> Varied:
     """Flips and turns; timm's recipe also takes RandAugment, mixup or cutmix, and erasing."""
-    turning: tuple[Varied, ...] = (Moved(known),) if turned else ()
+    turning: tuple[Varied, ...] = (Augmented(known),) if turned else ()
     if not full:
         return Chain((Flip(), *turning))
     mixed = Either(Mixup(CLASSES, 0.8), CutMix(CLASSES, 1.0))

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from softequiv.actions import Pictures
+from softequiv.baselines.augmentation import Augmented
 from softequiv.baselines.canonical import Canonical, WithPrior
 from softequiv.experiments.arms import Armed, Setting, armed, restore_variance
 from softequiv.experiments.backbones import CLASSIFIER, SEGMENTER, PatchwiseLinear, opened, with_head
@@ -39,13 +40,13 @@ from softequiv.experiments.judged import TESTED, TRAINED, quarters, turns
 from softequiv.experiments.pages import Figure, Page, Table
 from softequiv.experiments.t2 import HALVES, RANGE
 from softequiv.groups import SO, degrees
-from softequiv.tasks.augment import Chain, Moved, Scaled
+from softequiv.tasks.augment import Chain, Scaled
 from softequiv.tasks.cifar import TEN
 from softequiv.tasks.disc import InDisc
 from softequiv.tasks.files import Normalised
 from softequiv.tasks.folders import IMAGENET
 from softequiv.tasks.masks import camvid, voc
-from softequiv.tasks.segmentation import Segmentation
+from softequiv.tasks.segmentation import MASKS, Segmentation
 from softequiv.training import Recipe
 
 DATASETS = {"camvid": camvid, "voc": voc}
@@ -164,12 +165,12 @@ def network(source: str, normalised: Normalised, size: int, classes: int) -> nn.
     """A backbone that answers with scores of pixels: SegFormer's decoder, or a linear head on patches."""
     if source == SCRATCH:
         transformers: Any = importlib.import_module("transformers")
-        return transformers.SegformerForSemanticSegmentation(  # type: ignore[no-any-return]
+        return transformers.SegformerForSemanticSegmentation(
             transformers.SegformerConfig(num_labels=classes)  # its defaults are those of B0
         )
     model: Any = opened(source, normalised)
     if model.config.model_type == "segformer":
-        return with_head(model, SEGMENTER, classes)  # type: ignore[no-any-return]
+        return with_head(model, SEGMENTER, classes)
     return PatchwiseLinear(with_head(model, CLASSIFIER, model.config.num_labels, size=size).base_model, classes)
 
 
@@ -215,7 +216,7 @@ def work(settings: Settings) -> Figures:
     if backbone == SCRATCH:
         restore_variance(arm.model)
     known = turns(task.acts, RANGE, seed=TRAINED)
-    varied = (Scaled(size), Moved(known)) if settings["turned"] else (Scaled(size),)
+    turning = (Augmented(known, known.on(MASKS)),) if settings["turned"] else ()
     recipe = replace(
         tuned.recipe,
         seed=settings["seed"],
@@ -224,7 +225,7 @@ def work(settings: Settings) -> Figures:
         batch=min(tuned.recipe.batch, len(task.train)),
         evaluate_every=-(-settings["epochs"] // EVALUATIONS),
     )
-    return trained_and_judged(arm, task, recipe, judged_masks, known, Chain(varied))
+    return trained_and_judged(arm, task, recipe, judged_masks, known, Chain((Scaled(size), *turning)))
 
 
 def page(rows: Sequence[Row], scale: Scale) -> Page:

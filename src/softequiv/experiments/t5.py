@@ -162,7 +162,7 @@ def papers_network(dial: float, cutoff: Cutoff = "hard") -> Forecaster:
         set_gain(weight, paper_gain(weight.soft.rep, dial, cutoff))
         if weight.attribute == "weight":
             with torch.no_grad():
-                weight.stored.mul_(restored_scale(weight.soft))
+                weight.stored.mul_(restored_scale(weight.soft, weight.stored))
     return model
 
 

@@ -26,19 +26,23 @@ EXACT: Gain = softness(0)
 def _soften(layer: nn.Module, weight: Soft, target: Rep, mode: Mode) -> None:
     """Filter weight and bias of a new layer, the weight first scaled up by what the filter takes away."""
     with torch.no_grad():
-        layer.weight.mul_(restored_scale(weight))  # type: ignore[operator]
+        layer.weight.mul_(restored_scale(weight, layer.weight))  # type: ignore
     soften_weight(layer, "weight", weight, mode)
     if getattr(layer, "bias", None) is not None:
         soften_weight(layer, "bias", Soft(target, weight.gain, Layout(axis=0)), mode)
 
 
-def restored_scale(soft: Soft) -> float:
-    """sqrt(N / sum gamma^2): a random weight keeps its variance when it is filtered and multiplied by this."""
-    if not isinstance(soft.gain, LevelGain):
-        return 1.0
-    levels = spectrum(soft.rep)
-    kept = float((soft.gain.gamma(levels) ** 2 * levels.counts).sum())
-    return math.sqrt(soft.rep.dim / kept) if kept else 1.0
+def restored_scale(soft: Soft, weight: Tensor) -> float:
+    """What a random weight is multiplied by to keep its variance when it is filtered: sqrt(N / sum gamma^2) for gains
+    of levels, ||Theta|| / ||W|| of this weight where the gain depends on it.
+    """
+    if isinstance(soft.gain, LevelGain):
+        levels = spectrum(soft.rep)
+        whole, kept = float(soft.rep.dim), float((soft.gain.gamma(levels) ** 2 * levels.counts).sum())
+    else:
+        view = soft.layout.read(weight.detach(), soft.rep)
+        whole, kept = float(view.norm()) ** 2, float(soft.gain(view, soft.rep).norm()) ** 2
+    return math.sqrt(whole / kept) if kept else 1.0
 
 
 class SoftLinear(nn.Linear):

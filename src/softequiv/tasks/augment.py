@@ -1,7 +1,8 @@
 """How are training pictures varied? Batch by batch on their device, by numbers drawn from the loop's generator.
 
 Each transform is a value: `transform(x, y, generator)` gives the new inputs (N, C, H, W) and targets. Two runs whose
-generators are in one state see the same pictures, on any device but for the noise of `Erased`.
+generators are in one state see the same pictures, on any device but for the noise of `Erased`. Moving by elements of a
+group is one of them, `baselines.Augmented`.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ import importlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property
 from random import Random
 from typing import Any
 
@@ -18,7 +18,6 @@ import torch
 from torch import Generator, Tensor
 from torch.nn import functional
 
-from softequiv.actions import Moves, Pictures
 from softequiv.errors import SoftEquivError
 from softequiv.measure.functional import IGNORE_INDEX
 from softequiv.tasks.files import Normalised
@@ -54,22 +53,6 @@ class Either:
     def __call__(self, x: Tensor, y: Tensor, generator: Generator) -> tuple[Tensor, Tensor]:
         chosen = self.first if uniform(1, generator).item() < self.chance else self.second
         return chosen(x, y, generator)
-
-
-@dataclass(frozen=True)
-class Moved:
-    """Each sample moved by an element drawn from a pool, and its mask, where targets are masks (N, H, W), with it."""
-
-    moves: Moves
-
-    def __call__(self, x: Tensor, y: Tensor, generator: Generator) -> tuple[Tensor, Tensor]:
-        drawn = torch.randint(len(self.moves), (len(x),), generator=generator, device=generator.device).cpu()
-        return self.moves(x, drawn), self.masks(y, drawn) if y.ndim == 3 else y
-
-    @cached_property
-    def masks(self) -> Moves:
-        """The same moves of masks; kept, as a pool is stacked once."""
-        return self.moves.on(Pictures("nearest", fill=IGNORE_INDEX))
 
 
 @dataclass(frozen=True)

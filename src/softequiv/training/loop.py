@@ -79,7 +79,7 @@ def fit(
     >>> from softequiv.tasks import Classification, Held
     >>> x = torch.randn(64, 2)
     >>> half = Held(x, (x[:, 0] > 0).long())
-    >>> task, recipe = Classification(half, half, half), Recipe(epochs=20, rate=0.1, batch=16)
+    >>> task, recipe = Classification(half, half, half, classes=2), Recipe(epochs=20, rate=0.1, batch=16)
     >>> fit(nn.Linear(2, 2), task, recipe, Moves(Still(), C(1))).history[-1]["Acc"] > 0.9
     True
     """
@@ -160,7 +160,7 @@ class _Run:
                 with accelerator.autocast():
                     loss = self.objective(self.running, x, y, self.task.loss, generator) / recipe.accumulate
                 # accelerate's own backward and step look for packages on disk each time, and add nothing in fp32, bf16
-                loss.backward()  # type: ignore[no-untyped-call]
+                loss.backward()
             self.lost += loss.detach()
         if recipe.clip is not None:
             accelerator.clip_grad_norm_(self.running.parameters(), recipe.clip)

@@ -19,8 +19,9 @@ NUMBERED = re.compile(r"(?:^|\.)(\d+)\.")
 def optimizer_of(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
     """The recipe's optimiser over the weights that learn; each group keeps its full rate as `full_rate`.
 
-    >>> [group["lr"] for group in optimizer_of(nn.Linear(2, 2), Recipe(rate=0.1)).param_groups]
-    [0.1, 0.1]
+    >>> optimizer = optimizer_of(nn.Linear(2, 2), Recipe(rate=0.1, weight_decay=0.5))
+    >>> [(group["lr"], group["weight_decay"]) for group in optimizer.param_groups]
+    [(0.1, 0.5), (0.1, 0.0)]
     """
     groups = parameter_groups(model, recipe)
     fused = all(weight.is_cuda for group in groups for weight in group["params"])  # one kernel for all weights
