@@ -9,6 +9,7 @@ import hashlib
 import json
 import multiprocessing
 import platform
+import signal
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -101,16 +102,20 @@ def finished(cells: Sequence[Cell], work: Work, folder: Path, jobs: int) -> Iter
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(jobs, mp_context=context, initializer=alone) as pool:
         futures: dict[Future[str], Cell] = {pool.submit(compute, cell, work, folder): cell for cell in cells}
-        for future in as_completed(futures):
-            try:
-                yield futures[future], future.result()
-            except BrokenProcessPool:
-                yield futures[future], "its process died, perhaps for want of memory; run again with fewer jobs"
+        try:
+            for future in as_completed(futures):
+                try:
+                    yield futures[future], future.result()
+                except BrokenProcessPool:
+                    yield futures[future], "its process died, perhaps for want of memory; run again with fewer jobs"
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)  # whoever interrupts does not wait for all that is left
 
 
 def alone() -> None:
-    """Processes side by side have one thread each."""
+    """Processes side by side have one thread each; an interruption ends them, and not their cell alone."""
     torch.set_num_threads(1)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def compute(cell: Cell, work: Work, folder: Path) -> str:
@@ -120,7 +125,7 @@ def compute(cell: Cell, work: Work, folder: Path) -> str:
         figures = work(cell.settings)
     except Exception as problem:  # any: one cell must not take the others with it
         with written_whole(folder / f"{cell.key}.error.txt") as part:
-            part.write_text(traceback.format_exc())
+            part.write_text(traceback.format_exc(), encoding="utf-8")
         return f"{type(problem).__name__}: {str(problem).splitlines()[0] if str(problem) else ''}"
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine()
     told = {

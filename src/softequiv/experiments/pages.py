@@ -56,7 +56,16 @@ class Table:
     def markdown(self) -> str:
         """As a page holds it."""
         lines = [self.header, ["---"] * len(self.header), *self.rows]
-        return f"{self.caption}\n\n" + "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+        return f"{self.caption}\n\n" + "\n".join(f"| {' | '.join(map(entry, line))} |" for line in lines) + "\n"
+
+
+def entry(text: str) -> str:
+    """A text as an entry of a table: on one line, with bars that do not end it.
+
+    >>> print(entry("|x|"))
+    \\|x\\|
+    """
+    return " ".join(text.split("\n")).replace("|", "\\|")
 
 
 @dataclass(frozen=True)
@@ -113,7 +122,12 @@ def write_index(folder: Path) -> None:
     """index.md: every claim of every page in the folder, whether it holds, and where the evidence is."""
     lines = []
     for file in sorted(folder.glob("*-*.json")):
-        told = json.loads(file.read_text(encoding="utf-8"))
+        try:
+            told = json.loads(file.read_text(encoding="utf-8"))
+        except ValueError:
+            continue
+        if not isinstance(told, dict) or not {"title", "claims", "rows"} <= told.keys():
+            continue  # some other file
         for claim in told["claims"]:
             link = f"[{told['title'].partition('.')[0]}]({file.stem}.md)"
             lines.append([link, claim["text"], "holds" if claim["holds"] else "does not hold", claim["evidence"]])

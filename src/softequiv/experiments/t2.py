@@ -157,13 +157,8 @@ def cells(scale: Scale) -> list[Cell]:
 
 def cells_of(backbone: str, data: str, stops: Mapping[str, Sequence[float]], seeds: int) -> list[Cell]:
     """All cells of one backbone, the most telling first."""
-    base = {"backbone": backbone, "dataset": data, "labels": 1.0, "epochs": BACKBONES[backbone].recipe.epochs}
-    main = [
-        {**base, "turned": turned, "arm": arm, "dial": dial}
-        for turned in (True, False)
-        for arm, dials in stops.items()
-        for dial in dials
-    ]
+    base = base_settings(backbone, data)
+    main = main_settings(backbone, data, stops)
     before: list[dict[str, Any]] = []
     if backbone in STAND_INS:  # others have a new head, which knows nothing before training
         untrained = {**base, "turned": False, "epochs": 0}
@@ -176,6 +171,21 @@ def cells_of(backbone: str, data: str, stops: Mapping[str, Sequence[float]], see
     ]
     first, rest = (0,), range(1, seeds)
     return [*seeded("T2", [*main, *before], first), *seeded("T2", main, rest), *seeded("T2", fewer, range(3))]
+
+
+def base_settings(backbone: str, data: str) -> dict[str, Any]:
+    """What all cells of a backbone share."""
+    return {"backbone": backbone, "dataset": data, "labels": 1.0, "epochs": BACKBONES[backbone].recipe.epochs}
+
+
+def main_settings(backbone: str, data: str, stops: Mapping[str, Sequence[float]]) -> list[dict[str, Any]]:
+    """Every stop, trained with turns and without."""
+    return [
+        {**base_settings(backbone, data), "turned": turned, "arm": arm, "dial": dial}
+        for turned in (True, False)
+        for arm, dials in stops.items()
+        for dial in dials
+    ]
 
 
 @dataclass(frozen=True)

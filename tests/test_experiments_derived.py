@@ -1,0 +1,89 @@
+"""Are figures and comparisons that show a table's cells made of its cells, and do they say what the rows say?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from softequiv.experiments.cells import Cell, Row
+from softequiv.experiments.pages import Page, write_page
+from softequiv.experiments.registry import experiment, names
+
+
+def made_up(cells: list[Cell], figures: Callable[[Any], dict[str, float]]) -> list[Row]:
+    told = {"trained on": 100, "tested on": 50, "samples": []}
+    versions = {"torch": "0", "softequiv": "0"}
+    return [Row(cell.settings, {**told, **figures(cell.settings)}, 1.0, "here", versions) for cell in cells]
+
+
+def of_pictures(better: str) -> Callable[[Any], dict[str, float]]:
+    """Figures in which one arm is ahead by a tenth."""
+
+    def figures(settings: Any) -> dict[str, float]:
+        gain = (0.6 if settings["arm"] == better else 0.5) + 0.001 * settings["seed"]
+        scores = {f"{key}{end}": gain for key in ("Acc", "aAcc", "cAcc") for end in ("", " 30")}
+        ious = {f"{key}{end}": gain for key in ("mIoU", "aIoU", "cIoU") for end in ("", " 30")}
+        return {**scores, **ious, "iErr 30": 0.2, "eErr 30": 0.2, "validation score": gain}
+
+    return figures
+
+
+def page(name: str, better: str, tmp_path: Any) -> Page:
+    own = experiment(name)
+    rows = made_up(own.cells("small"), of_pictures(better))
+    found = own.page(rows, "small")
+    text = write_page(found, rows, tmp_path, f"{name}-small").read_text()
+    assert found.title in text
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "table"),
+    [("F2", "T1"), ("F4", "T4"), ("F5", "T5"), ("hard-vs-smooth", "T4"), ("softness-selection", "T2")],
+)
+@pytest.mark.parametrize("scale", ["smoke", "small", "full"])
+def test_its_cells_are_those_of_the_table(name, table, scale):
+    own, every = ([cell.key for cell in experiment(part).cells(scale)] for part in (name, table))
+    assert own and set(own) <= set(every)
+
+
+def test_strict_models_are_cells_of_t2_that_t2_leaves_out():
+    strict = experiment("full-equivariant").cells("small")
+    assert {cell.settings["dial"] for cell in strict if cell.settings["arm"] != "plain"} == {0.0}
+    shared = {cell.key for cell in strict} & {cell.key for cell in experiment("T2").cells("small")}
+    assert shared == {cell.key for cell in strict if cell.settings["arm"] == "plain"}
+
+
+@pytest.mark.parametrize(("better", "holds"), [("ours", True), ("paper", False)])
+def test_full_equivariance_says_who_is_ahead(better, holds, tmp_path):
+    claims = page("full-equivariant", better, tmp_path).claims
+    assert claims and all(claim.holds is holds for claim in claims)
+
+
+@pytest.mark.parametrize(("better", "holds"), [("paper (smooth)", True), ("paper", False)])
+def test_hard_against_smooth_says_who_is_ahead(better, holds, tmp_path):
+    claims = [claim for claim in page("hard-vs-smooth", better, tmp_path).claims if "paper (smooth) has" in claim.text]
+    assert claims and all(claim.holds is holds for claim in claims)
+
+
+def test_choosing_by_validation_is_compared_with_the_test(tmp_path):
+    own = experiment("softness-selection")
+
+    def misled(settings: Any) -> dict[str, float]:
+        return {"validation score": settings["dial"], "cAcc 30": 1 - settings["dial"]}
+
+    rows = made_up(own.cells("small"), misled)
+    assert not own.page(rows, "small").claims[0].holds
+    assert page("softness-selection", "ours", tmp_path).claims[0].holds
+
+
+def test_curves_over_softness_have_a_panel_for_each_backbone(tmp_path):
+    found = page("F4", "ours", tmp_path)
+    assert len(found.tables) == 2 and len(found.figures) == 1
+
+
+def test_every_experiment_of_the_paper_is_there():
+    expected = "T1 T1b T2 T3 T4 T5 T6 T7 F1 F2 F3 F4 F5 hard-vs-smooth full-equivariant softness-selection"
+    assert names() == expected.split()
