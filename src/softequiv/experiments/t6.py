@@ -294,7 +294,8 @@ def page(rows: Sequence[Row], scale: Scale) -> Page:
             "none, choose their weight decay instead. All but the MLP share one body, linear maps beside bilinear "
             "layers and gates.",
             "On tensors of O(5) the paper's hard cut-off and our `hard` are the same filter, which keeps whole levels "
-            "and is a constraint. Softness scales the level on which its count falls: the first one above 0 holds "
+            "and is a constraint; below its first stop here it keeps level 0 alone, which is EMLP. Softness scales the "
+            "level on which its count falls: the first one above 0 holds "
             "about a third of all directions, so smaller softness is a starting point that training may leave.",
             "Relative MSE is the sum of squared errors over the sum of squared targets, times 10. The paper does not "
             "give its denominator, its sizes or its epsilon, so its columns can be compared within themselves alone. "
