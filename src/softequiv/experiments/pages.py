@@ -15,6 +15,8 @@ from typing import Any
 from softequiv._files import written_whole
 from softequiv.experiments.cells import Row
 
+LONGEST_TEXT = 1000  # characters of a figure that is told
+
 Draw = Callable[[Any], None]  # what it is given is a matplotlib figure
 
 
@@ -142,8 +144,9 @@ def write_index(folder: Path) -> None:
 
 
 def row_told(row: Row) -> dict[str, Any]:
-    """A row as JSON, its figures to six digits."""
-    figures = {k: float(f"{v:.6g}") if isinstance(v, float) else v for k, v in row.figures.items()}
+    """A row as JSON, its figures to six digits; pictures stay in the cells."""
+    small = {k: v for k, v in row.figures.items() if not (isinstance(v, str) and len(v) > LONGEST_TEXT)}
+    figures = {k: float(f"{v:.6g}") if isinstance(v, float) else v for k, v in small.items()}
     return {"settings": dict(row.settings), "figures": figures, "seconds": row.seconds, "device": row.device}
 
 
