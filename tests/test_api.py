@@ -12,7 +12,10 @@ MODELS = (
     "soft_weights"
 )
 ACTIONS = "Acts Moves Pictures Points Still Tokens Vectors"
-GUARANTEES = "certify Certificate certify_network NetworkCertificate"
+GUARANTEES = (
+    "certify Certificate certify_network NetworkCertificate certify_data StatisticalCertificate "
+    "certify_smoothed Smoothed SmoothedCertificate"
+)
 MEASURES = "measure Measurement attribute Attribution"
 ERRORS = (
     "SoftEquivError GroupError RepresentationError NotARepresentationError GainError WeightError TooLargeError "

@@ -165,6 +165,8 @@ def test_a_network_with_blurpool_learns_digits() -> None:
         (lambda: BlurPool2d(2, border="zeros"), SoftEquivError, "unknown border 'zeros'"),  # type: ignore[arg-type]
         (lambda: BlurPool2d(2)(torch.zeros(1, 3, 8, 8)), SoftEquivError, r"\(N, 2, H, W\); got \(1, 3, 8, 8\)"),
         (lambda: BlurPool2d(2, 7)(torch.zeros(1, 2, 3, 3)), SoftEquivError, "too wide for a picture of 3 x 3"),
+        (lambda: BlurPool2d(2)(torch.ones(1, 2, 8, 8, dtype=torch.uint8)), SoftEquivError, "needs a floating-point"),
+        (lambda: MaxBlurPool2d(2)(torch.ones(1, 2, 8, 8).long()), SoftEquivError, "needs a floating-point"),
         (lambda: MaxBlurPool2d(2, 0), SoftEquivError, "kernel_size is a whole number"),
         (lambda: BlurGain(4), GainError, "half a pixel, which no gain does; use 5 taps"),
         (lambda: BlurGain(3).on(se.grid(se.Shifts(4, 4), 4, 4)), GainError, "filter a picture axis by axis"),

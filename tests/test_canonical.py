@@ -245,6 +245,13 @@ def test_a_copy_and_a_state_dict_answer_alike_and_scores_are_not_rounded_by_auto
     assert torch.equal(inside_autocast, whole.scores(x))
 
 
+@pytest.mark.parametrize("selection", ["straight-through", "soft"])
+@pytest.mark.parametrize("scorer", SCORERS)
+def test_no_pictures_have_no_answers(scorer: Scorer, selection: Selection) -> None:
+    whole = Canonical(segmenter(), se.C(4), 2, WIDTHS, scorer=scorer, selection=selection, outputs=Pictures()).eval()
+    assert whole(torch.zeros(0, 2, 8, 8)).shape == (0, 3, 4, 4)
+
+
 @pytest.mark.parametrize(
     ("mistake", "error", "sentence"),
     [
@@ -256,6 +263,18 @@ def test_a_copy_and_a_state_dict_answer_alike_and_scores_are_not_rounded_by_auto
         (lambda: Canonical(nn.Identity(), se.C(4), margin=1, outputs=Tokens(2, 2)), SoftEquivError, "no margin"),
         (lambda: Canonical(nn.Identity(), se.C(4))(torch.ones(3, 8, 8)), SoftEquivError, "got \\(3, 8, 8\\)"),
         (lambda: Canonical(nn.Identity(), se.C(4))(torch.ones(1, 1, 8, 8)), SoftEquivError, "3, H, W"),
+        (lambda: Canonical(nn.Identity(), se.C(4), scorer=Energies)(torch.ones(1, 1, 8, 8)), SoftEquivError, "3, H, W"),
+        (
+            lambda: Canonical(nn.Identity(), se.C(4), widths=(), scorer=Energies),
+            SoftEquivError,
+            "the width of one layer",
+        ),
+        (lambda: Energies(se.C(4), 1, (4, 0)), SoftEquivError, "a width is a whole number of at least 1; got 0"),
+        (
+            lambda: Canonical(nn.Identity(), se.C(4), selection="soft")(torch.ones(1, 3, 8, 8).long()),
+            SoftEquivError,
+            "soft selection mixes pictures and needs floating-point ones; got torch.int64",
+        ),
         (lambda: WithPrior(-1.0), SoftEquivError, "got -1.0"),
         (lambda: WithPrior()(nn.Identity(), *[torch.ones(1)] * 2, functional.mse_loss), SoftEquivError, "no Canonical"),
     ],

@@ -241,11 +241,23 @@ def test_it_learns_an_invariant_of_five_dimensions(make):
     assert error < (0.1 if make is EMLP else 0.3)
 
 
+@pytest.mark.parametrize("make", [EMLP, EMLPRPP, MLP])
+def test_batches_of_any_shape_are_answered_alike(make):
+    group = se.SO(3)
+    net = make(2 * se.vector(group), se.vector(group), channels=20, layers=1).double()
+    x = torch.randn(2, 3, 6, dtype=torch.float64)
+    assert net(x[:0]).shape == (0, 3, 3) and net(x[0, :0]).shape == (0, 3)
+    assert torch.allclose(net(x[1, 2]), net(x)[1, 2])
+
+
 @pytest.mark.parametrize(
     ("call", "words"),
     [
         (lambda: uniform(se.O(5), 0), "at least one channel"),
+        (lambda: uniform(se.O(5), 10.5), "a whole number; got 10.5"),
+        (lambda: MLP(se.vector(se.O(5)), se.scalar(se.O(5)), 0), "at least one channel"),
         (lambda: EMLP(se.vector(se.O(5)), se.scalar(se.O(5)), layers=0), "at least one hidden layer"),
+        (lambda: EMLP(se.vector(se.O(5)), se.scalar(se.O(5)), 8, layers=1.5), "at least one hidden layer; got"),
         (lambda: MLP(se.vector(se.O(5)), se.scalar(se.O(5)), layers=0), "at least one hidden layer"),
         (lambda: Bilinear(*[se.spin(se.SO(3), 2)] * 2), "is none"),
         (lambda: MLP(se.vector(se.O(5)), se.scalar(se.O(5)), 8, 1)(torch.zeros(3, 4)), "trailing shape"),

@@ -6,6 +6,9 @@ import json
 import math
 import os
 import signal
+import subprocess
+import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +30,7 @@ from softequiv.experiments.compare import (
     spearman,
 )
 from softequiv.experiments.judged import judged, quarters, turns
-from softequiv.experiments.pages import Claim, Figure, Page, Spread, Table
+from softequiv.experiments.pages import Claim, Figure, Page, Spread, Table, write_page
 from softequiv.tasks.base import Held
 from softequiv.tasks.classification import Classification
 
@@ -36,6 +39,7 @@ def work(settings: Any) -> dict[str, Any]:
     """What a cell computes here: a file counts how often."""
     with Path(settings["log"]).open("a") as log:
         log.write(f"{settings['number']}\n")
+    time.sleep(settings.get("seconds", 0))
     if settings["number"] == settings.get("fails"):
         raise SoftEquivError("no such luck; try again")
     if settings["number"] == settings.get("dies") and not Path(settings["log"]).with_suffix(".dead").exists():
@@ -72,6 +76,28 @@ def test_a_process_that_is_killed_loses_only_its_own_cells(tmp_path):
         run_cells(cells(tmp_path, dies=3), work, tmp_path / "cells", jobs=2)
     rows = run_cells(cells(tmp_path, dies=3), work, tmp_path / "cells", jobs=2)
     assert [row["square"] for row in rows] == [0, 1, 4, 9]
+
+
+@pytest.mark.slow
+def test_who_interrupts_does_not_wait_for_the_cells_that_are_left(tmp_path):
+    script = tmp_path / "run.py"
+    script.write_text(INTERRUPTED.format(tests=str(Path(__file__).resolve().parent), folder=str(tmp_path)))
+    with subprocess.Popen([sys.executable, str(script)], stderr=subprocess.DEVNULL, start_new_session=True) as run:
+        while run.poll() is None and not [*(tmp_path / "cells").glob("*.json")]:
+            time.sleep(0.05)
+        os.killpg(run.pid, signal.SIGINT)
+        assert run.wait(timeout=100) != 0
+    assert 1 <= len([*(tmp_path / "cells").glob("*.json")]) < 20
+
+
+INTERRUPTED = """
+import sys
+sys.path.insert(0, {tests!r})
+from pathlib import Path
+from test_experiments import cells, run_cells, work
+if __name__ == "__main__":
+    run_cells(cells(Path({folder!r}), 40, seconds=0.5), work, Path({folder!r}) / "cells", jobs=2)
+"""
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"settings": {}}', "null"])
@@ -114,6 +140,18 @@ def test_a_page_says_what_was_claimed_found_and_how_to_do_it_again(tmp_path):
     assert (tmp_path / "out" / "X-small-line.svg").read_bytes() == before
     with pytest.raises(SoftEquivError, match="scales are smoke, small, full; got 'large'"):
         reproduce(experiment, "large", out=tmp_path)
+
+
+@pytest.mark.parametrize("content", ["{", "[1]", '{"claims": []}'])
+def test_other_files_beside_the_pages_are_left_alone(tmp_path, content):
+    (tmp_path / "package-lock.json").write_text(content)
+    write_page(page([], "smoke"), [], tmp_path, "X-smoke")
+    assert "squares shrink" in (tmp_path / "index.md").read_text()
+
+
+def test_bars_and_lines_do_not_break_a_table():
+    lines = Table("", ["|G|", "b"], [["two\nlines", "a | b"]]).markdown().split("\n")
+    assert [line for line in lines if line] == [r"| \|G\| | b |", "| --- | --- |", r"| two lines | a \| b |"]
 
 
 def test_data_that_is_not_there_is_named(monkeypatch, tmp_path):

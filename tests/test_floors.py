@@ -22,6 +22,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("adapt",),
     ("certify", "measure"),
     ("baselines",),
+    ("holding",),
     ("tasks",),
     ("training",),
     ("report",),

@@ -359,6 +359,17 @@ def test_as_many_banks_as_places_reach_every_locally_connected_layer() -> None:
         assert torch.allclose(layer(x).flatten(1), torch.einsum("pk,nkp->np", wanted, patches))
 
 
+def test_relaxed_groups_of_channels_are_relaxed_convolutions_side_by_side() -> None:
+    layer, x = RelaxedConv2d(4, 6, 3, (6, 6), banks=2, groups=2, bias=False).double(), noise(2, 4, 8, 8)
+    layer.coefficients.data = noise(2, 36)
+    sides = []
+    for filters, half in zip(layer.filters.weight.chunk(2), x.chunk(2, 1), strict=True):
+        side = RelaxedConv2d(2, 3, 3, (6, 6), banks=2, bias=False).double()
+        side.filters.weight.data, side.coefficients.data = filters.detach(), layer.coefficients.detach()
+        sides.append(side(half))
+    assert torch.allclose(layer(x), torch.cat(sides, 1))
+
+
 def test_the_penalty_pulls_back_to_the_strict_layer() -> None:
     layer = RelaxedGroupConv2d(se.C(4), 1, 2, 3, banks=2).double()
     nn.init.normal_(layer.coefficients)
@@ -434,10 +445,21 @@ def test_nothing_derived_is_saved_and_a_pass_changes_nothing(build: Callable[...
         (lambda: steerable_cnn(se.SO(2), 1, 2, kernel_size=4), SoftEquivError, "odd kernel_size; got 4"),
         (lambda: steerable_cnn(se.SO(2), 1, 2, ()), SoftEquivError, "width of one layer"),
         (lambda: steerable_cnn(se.SO(3), 1, 2), RepresentationError, "frequencies belong to"),
+        (lambda: GroupCNN(se.C(8), 1, 2, action="exactly"), SoftEquivError, "unknown action 'exactly'"),
+        (
+            lambda: steerable_cnn(se.SO(2), 1, 2, (0, 4)),
+            SoftEquivError,
+            "a width is a whole number of at least 1; got 0",
+        ),
+        (lambda: steerable_cnn(se.SO(2), 1, 2, kernel_size=-1), SoftEquivError, "kernel_size is a whole number"),
+        (lambda: steerable_cnn(se.SO(2), 1, 2, frequencies=-1), SoftEquivError, "frequencies run from 0"),
         (lambda: RelaxedGroupCNN(se.C(4), 1, 2, 0), SoftEquivError, "at least one bank of filters; got banks=0"),
         (lambda: RelaxedLiftingConv2d(se.SO(2), 1, 2, 3, banks=2), GroupError, "got SO"),
         (lambda: RelaxedConv2d(1, 2, 3, (8, 8), banks=0), SoftEquivError, "at least one bank"),
         (lambda: RelaxedConv2d(1, 2, 3, (8, 8), banks=2)(torch.zeros(1, 1, 8, 8)), SoftEquivError, r"sizes=\(6, 6\)"),
+        (lambda: RelaxedConv2d(1, 2, 3, (0, 8), banks=2), SoftEquivError, "a size of the answer is a whole number"),
+        (lambda: RelaxedConv2d(2, 2, 3, (6, 6), banks=2)(torch.zeros(1, 1, 8, 8)), SoftEquivError, r"\(N, 2, H, W\)"),
+        (lambda: RelaxedConv2d(2, 2, 3, (6, 6), banks=2)(torch.zeros(2, 8, 8)), SoftEquivError, r"got \(2, 8, 8\)"),
         (lambda: weight_sharing_penalty(nn.Linear(2, 2)), SoftEquivError, "Linear has no relaxed convolution"),
     ],
 )

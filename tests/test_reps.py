@@ -12,7 +12,7 @@ from scipy import ndimage
 import softequiv as se
 from draws import ALL_GROUPS, leaves, spaces
 from softequiv.errors import NotARepresentationError, RepresentationError, TooLargeError
-from softequiv.reps import Hom, Sum, check_representation
+from softequiv.reps import Hom, Sum, check_representation, direct_sum
 
 seeds = st.integers(0, 2**31)
 
@@ -235,3 +235,8 @@ def test_every_leaf_of_every_group_has_a_name_and_a_shape():
     for group in ALL_GROUPS:
         for rep in leaves(group):
             assert rep.name and math.prod(rep.shape) == rep.dim == rep.rates().shape[-1]
+
+
+def test_no_copy_of_a_space_is_refused():
+    with pytest.raises(se.RepresentationError, match="at least 1; got \\[2, 0\\]"):
+        direct_sum([(se.vector(se.SO(2)), 2), (se.scalar(se.SO(2)), 0)])

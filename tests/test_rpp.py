@@ -1,6 +1,7 @@
 """Residual pathways: the dial's two ends, the priors, and what merging leaves."""
 
 import copy
+import math
 
 import pytest
 import torch
@@ -165,6 +166,22 @@ def test_merging_leaves_the_plain_model_with_the_same_answers():
     assert merged(net) is net and torch.equal(net(x), plain(x))
 
 
+@pytest.mark.parametrize("held", ["original0", "original1"])
+def test_a_merged_weight_learns_where_one_of_its_paths_did(held):
+    net = rpp(nn.Conv2d(1, 2, 3), "C4")
+    getattr(net.parametrizations.weight, held).requires_grad_(False)
+    assert merged(net, copy=True).weight.requires_grad
+    net.requires_grad_(False)
+    assert not merged(net).weight.requires_grad
+
+
+def test_the_dial_is_set_in_the_models_own_precision():
+    net = rpp(nn.Conv2d(1, 2, 3), "C4").double()
+    set_mix(net, 0.1)
+    (own, _, _) = next(pathways(net))
+    assert float(own.mix) == 0.1
+
+
 def test_baking_names_what_it_cannot_write_out_and_merging_leaves_filters_to_it():
     net = rpp(small_net(), "C4", mix=0.3, only=["0.weight"])
     se.soften(net, "C4", softness=0.5, only=["2.weight"])
@@ -231,6 +248,8 @@ def test_it_learns_what_a_strict_net_cannot():
         (lambda: merged(nn.Linear(3, 3)), "no residual pathways"),
         (lambda: prior(RPPLinear(SOURCE, TARGET), strict=0.0, free=1.0), "positive"),
         (lambda: parameter_groups(RPPLinear(SOURCE, TARGET), strict=1.0, free=1.0, examples=0), "examples"),
+        (lambda: parameter_groups(RPPLinear(SOURCE, TARGET), strict=1.0, free=1.0, examples=math.nan), "examples"),
+        (lambda: parameter_groups(RPPLinear(SOURCE, TARGET), strict=1.0, free=1.0, examples=9, rest=-1.0), "rest=-1.0"),
     ],
 )
 def test_bad_input_is_refused(call, words):

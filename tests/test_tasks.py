@@ -669,7 +669,9 @@ def refuses(action: Callable[[], Any], *words: str) -> None:
     assert not missing, f"{missing} not in: {caught.value}"
 
 
-@pytest.mark.parametrize("change", ["missing", "cut gz", "cut", "magic", "empty", "counts", "axes", "label", "header"])
+@pytest.mark.parametrize(
+    "change", ["missing", "cut gz", "cut", "magic", "empty", "counts", "axes", "label", "header", "many axes", "none"]
+)
 def test_faulty_mnist_files_are_named(change: str, tmp_path: Path) -> None:
     write_mnist(tmp_path, zipped=change == "cut gz")
     images, labels = tmp_path / "train-images-idx3-ubyte", tmp_path / "train-labels-idx1-ubyte"
@@ -697,6 +699,12 @@ def test_faulty_mnist_files_are_named(change: str, tmp_path: Path) -> None:
     elif change == "counts":
         labels.write_bytes(struct.pack(">2I", 0x801, 19) + bytes(19))
         words = ("20 pictures", "19 labels", "take both from one source")
+    elif change == "many axes":
+        images.write_bytes(bytes([0, 0, 8, 70]) + 70 * struct.pack(">I", 1) + b"1")
+        words = (images.name, "has 70 axes and 1 entries")
+    elif change == "none":
+        images.write_bytes(struct.pack(">4I", 0x803, 2**32 - 1, 2**32 - 1, 0))
+        words = (images.name, "has 3 axes and 0 entries")
     elif change == "axes":
         images.write_bytes(labels.read_bytes())
         words = (images.name, "1 axes instead of 3")
@@ -765,6 +773,7 @@ def test_faulty_npz_files_are_named(tmp_path: Path) -> None:
     refuses(lambda: cifar10(written(y_train=np.array([{}, 1, 2, 3], dtype=object))), "holds pickles")
     refuses(lambda: cifar10(written(x_test=x.transpose(0, 2, 3, 1))), "test: pictures are (N, 3, 32, 32) bytes")
     refuses(lambda: cifar10(written(y_test=y + 7)), "label 10 of example 3", "0..9")
+    refuses(lambda: cifar10(written(y_test=y + 0.5)), "labels are whole numbers", "float64")
     refuses(lambda: cifar10(written(y_test=y[:3])), "4 inputs and 3 targets")
     refuses(lambda: cifar10(tmp_path / "none.npz"), "there is no file", "npm pack")
 
@@ -794,6 +803,7 @@ def test_faulty_picture_folders_are_named(tmp_path: Path) -> None:
         ("0.png 0", ("line 9", "'0.png 0' is not a file name, a tab and the number")),
         ("0.png\tcat", ("line 9", "number of a class")),
         ("0.png\t1\t2", ("line 9", "number of a class")),
+        ("0.png\t99999999999999999999", ("line 9", "number of a class")),
         ("0.png\t-1", ("line 9", "number of a class")),
         ("99.png\t1", ("line 9", "there is no picture '99.png'", "take the line away")),
         ("0.png\t5", ("0.png has the label 5", "0..1")),
@@ -805,6 +815,21 @@ def test_a_faulty_line_of_labels_is_numbered(line: str, words: tuple[str, ...], 
     with (tmp_path / "labels.tsv").open("a") as file:
         file.write(line + "\n")
     refuses(lambda: image_folder(tmp_path, size=8, classes=2, validation=0.25), *words)
+
+
+def test_a_list_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    write_listed(tmp_path)
+    plain = image_folder(tmp_path, size=8, classes=2, validation=0.25)
+    content = (tmp_path / "labels.tsv").read_bytes()
+    (tmp_path / "labels.tsv").write_bytes(b"\xef\xbb\xbf" + content)
+    marked = image_folder(tmp_path, size=8, classes=2, validation=0.25)
+    assert marked.train.fingerprint == plain.train.fingerprint
+
+
+def test_pictures_of_more_than_bytes_are_refused_before_they_turn_white(tmp_path: Path) -> None:
+    for name, kind in (("deep.png", np.uint16), ("real.tif", np.float32)):
+        Image.fromarray(np.full((8, 8), 300, dtype=kind)).save(tmp_path / name)
+        refuses(lambda name=name: decoded(tmp_path / name, "RGB"), name, "more than bytes", "8 bits")
 
 
 def test_a_list_of_no_pictures_is_named(tmp_path: Path) -> None:

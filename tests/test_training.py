@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import os
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -21,7 +23,7 @@ import softequiv as se
 from softequiv.actions import Moves, Still
 from softequiv.errors import SoftEquivError
 from softequiv.tasks.base import Examples, Held, Task
-from softequiv.training import Recipe, fit
+from softequiv.training import Recipe, fit, saved
 from softequiv.training.parameters import parameter_groups
 
 STILL = Moves(Still(), se.C(1))
@@ -221,6 +223,10 @@ def test_two_processes_have_the_loss_curve_of_one(tmp_path, mode):
         ({"ema": 2.0}, "ema lies between 0 and 1"),
         ({"epoch": 3}, "no setting 'epoch'; did you mean epochs?"),
         ({"save_every": 0}, "save_every is a whole number from 1"),
+        ({"rate": float("inf")}, "rate lies between 0 and inf; got inf"),
+        ({"ema": 1.0}, "an average with ema = 1 stays at the first weights"),
+        ({"clip": 0.0}, "gradients clipped to 0 teach nothing"),
+        ({"seed": 2**70}, "seed lies below"),
     ],
 )
 def test_recipes_that_make_no_sense_are_answered_by_a_sentence(settings, words):
@@ -255,3 +261,157 @@ def test_a_loss_that_is_no_number_is_answered_by_a_sentence():
 def test_a_frozen_model_is_answered_by_a_sentence():
     with pytest.raises(SoftEquivError, match="no weight of this model learns"):
         fit(network().requires_grad_(False), numbers(), Recipe(epochs=1), STILL)
+
+
+def test_few_examples_are_shared_out_evenly():
+    recipe = Recipe(epochs=2, batch=64, rate=1e-2)
+    one, two = plain_network(), plain_network()
+    fit(one, numbers(6), recipe, STILL)
+    fit(two, numbers(6), replace(recipe, accumulate=2), STILL)  # of 3, not of 6 and none
+    for name, value in weights(one).items():
+        assert torch.allclose(value, weights(two)[name], atol=1e-5), name
+    with pytest.raises(SoftEquivError, match=r"a step of 7 batches .* needs 7 examples, and there are 6"):
+        fit(network(), numbers(6), replace(recipe, accumulate=7), STILL)
+
+
+def plain_network() -> nn.Module:
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Flatten(), nn.Linear(25, 3))
+
+
+class Shared(nn.Module):
+    """One layer under two names, and one that no loss touches before it is `late`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.first, self.last, self.idle = nn.Linear(25, 25), nn.Linear(25, 3), nn.Linear(25, 3)
+        self.second = self.first
+        self.late = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.second(self.first(x.flatten(1)).relu())
+        return self.last(x) + self.idle(x) if self.late else self.last(x)
+
+
+def test_shared_weights_come_back_after_their_average_was_worn():
+    recipe = Recipe(epochs=4, batch=16, rate=1e-2, ema=0.5, keep="last")
+    often, once = Shared(), Shared()
+    fit(often, numbers(), recipe, STILL)
+    fit(once, numbers(), replace(recipe, evaluate_every=4), STILL)
+    assert same(weights(often), weights(once))
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+def test_a_run_is_taken_up_whose_loss_has_not_touched_every_weight(tmp_path, optimizer):
+    recipe = Recipe(epochs=3, batch=16, rate=1e-2, save_every=1, optimizer=optimizer)
+
+    def waking(net: Shared) -> Callable[[int], None]:
+        def wake(step: int) -> None:
+            net.late = step >= 8
+
+        return wake
+
+    whole, cut, again = Shared(), Shared(), Shared()
+    fit(whole, numbers(), recipe, STILL, after_step=[waking(whole)])
+    with pytest.raises(KilledError):
+        fit(cut, numbers(), recipe, STILL, folder=tmp_path, after_step=[waking(cut), killing(6)])
+    fit(again, numbers(), recipe, STILL, folder=tmp_path, after_step=[waking(again)])
+    assert same(weights(again), weights(whole))
+
+
+@pytest.mark.parametrize(
+    ("model", "task", "words"),
+    [
+        (network, lambda: numbers(32), "training examples, validation examples"),
+        (plain_network, numbers, "another model"),
+        (lambda: frozen_below(network()), numbers, "learning weights are others"),
+    ],
+)
+def test_another_model_or_other_data_do_not_take_up_a_saved_run(tmp_path, model, task, words):
+    recipe = Recipe(epochs=2, batch=8)
+    fit(network(), numbers(), recipe, STILL, folder=tmp_path)
+    before = (tmp_path / "training.safetensors").read_bytes()
+    with pytest.raises(SoftEquivError, match=words):
+        fit(model(), task(), recipe, STILL, folder=tmp_path)
+    assert (tmp_path / "training.safetensors").read_bytes() == before
+
+
+def frozen_below(net: nn.Module) -> nn.Module:
+    net[0].requires_grad_(False)  # type: ignore[index, operator]
+    return net
+
+
+def test_a_full_disk_is_answered_by_a_sentence_and_the_last_save_stays(tmp_path, monkeypatch):
+    recipe = Recipe(epochs=2, batch=16, rate=1e-2)
+    whole, again = network(), network()
+    expected = fit(whole, numbers(), recipe, STILL)
+    written = saved.save_file
+
+    def fills(tensors: dict[str, Tensor], file: Path, metadata: dict[str, str]) -> None:
+        if (tmp_path / "training.safetensors").exists():
+            file.write_bytes(b"half of it")
+            raise SafetensorError("I/O error: No space left on device (os error 28)")
+        written(tensors, file, metadata=metadata)
+
+    monkeypatch.setattr(saved, "save_file", fills)
+    with pytest.raises(SoftEquivError, match=r"No space left on device.*make room on the disk and start again"):
+        fit(network(), numbers(), recipe, STILL, folder=tmp_path)
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["log.jsonl", "training.safetensors"]
+    monkeypatch.setattr(saved, "save_file", written)
+    assert fit(again, numbers(), recipe, STILL, folder=tmp_path).history == expected.history
+    assert same(weights(again), weights(whole))
+
+
+def test_a_run_that_fails_gives_the_model_back_as_it_came():
+    net = network()
+    with pytest.raises(KilledError):
+        fit(net, numbers(), Recipe(epochs=1, batch=16, precision="bf16"), STILL, after_step=[killing(1)])
+    assert "forward" not in net.__dict__ and not net.training
+
+
+def test_a_score_that_is_no_number_is_not_the_best():
+    @dataclass(frozen=True)
+    class Wild(Numbers):
+        def figures(self, model: nn.Module, examples: Examples, moves: Moves, *, batch: int = 512) -> dict[str, float]:
+            seen.append(super().figures(model, examples, moves, batch=batch)["error"])
+            return {"error": seen[-1] if len(seen) > 1 else math.nan}
+
+    seen: list[float] = []
+    task = numbers()
+    fitted = fit(network(), Wild(task.train, task.validation, task.test), Recipe(epochs=3, rate=1e-2), STILL)
+    assert fitted.best == 1 + seen[1:].index(min(seen[1:]))
+
+
+CUT = textwrap.dedent("""
+    import sys
+    sys.path.insert(0, {tests!r})
+    from pathlib import Path
+    import torch
+    from test_training import STILL, KilledError, killing, network, numbers
+    from softequiv.training import Recipe, fit
+    recipe = Recipe(epochs=2, batch=4, rate=1e-2, save_every=1, ema=0.9)
+    for folder, at in (("whole", -1), ("cut", 5), ("cut", -1)):
+        try:
+            torch.manual_seed(1)
+            net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(25, 3))
+            fit(net, numbers(), recipe, STILL, folder=Path({folder!r}) / folder, after_step=[killing(at)])
+        except KilledError:
+            pass
+        torch.distributed.barrier()
+""")
+
+
+@pytest.mark.slow
+def test_two_processes_cut_within_an_epoch_log_the_same_losses_and_one_does_not_go_on(tmp_path):
+    script = tmp_path / "cut.py"
+    script.write_text(CUT.format(tests=str(Path(__file__).resolve().parent), folder=str(tmp_path)))
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
+    command = [sys.executable, *launch, str(script)]
+    subprocess.run(command, check=True, env=environment, timeout=300, capture_output=True)
+    whole, cut = ((tmp_path / name / "log.jsonl").read_text() for name in ("whole", "cut"))
+    assert whole == cut
+    with pytest.raises(SoftEquivError, match="other settings \\(number of processes\\)"):
+        recipe = Recipe(epochs=2, batch=4, rate=1e-2, save_every=1, ema=0.9)
+        fit(plain_network(), numbers(), recipe, STILL, folder=tmp_path / "cut")

@@ -173,6 +173,12 @@ def test_augmentation_reads_turned_digits_that_plain_training_does_not() -> None
         (lambda moves: Penalised(moves, -1.0), "got -1.0"),
         (lambda moves: Penalised(moves, float("nan")), "got nan"),
         (lambda moves: Penalised(moves, 1.0, divergence="cosine"), "unknown divergence 'cosine'"),
+        (
+            lambda moves: Penalised(moves, 1.0, outputs=Pictures()).penalty(
+                *[torch.ones(2, 2, 2)] * 2, moves.cycle(0, 2)
+            ),
+            r"\(N, K, H, W\); got \(2, 2, 2\)",
+        ),
     ],
 )
 def test_mistakes_are_named(mistake: Callable[[Moves], object], sentence: str) -> None:

@@ -276,6 +276,21 @@ def test_bad_input_is_answered_with_a_sentence() -> None:
         VNLinear(2, 2, se.SO(3))(torch.zeros(5, 2, 2))
     with pytest.raises(SoftEquivError, match="at least one vector in and out; got 0 and 2"):
         VNLinear(0, 2, se.SO(3))
+    for wrong in (torch.zeros(5, 1, 3), torch.zeros(5, 2, 3).long(), torch.zeros(2)):
+        with pytest.raises(SoftEquivError, match="takes 2 floating-point vectors"):
+            VNNorm(2)(wrong)
+    with pytest.raises(SoftEquivError, match="channels is a whole number of at least 1; got 0"):
+        VNNorm(0)
+    with pytest.raises(SoftEquivError, match=r"\(N, T, C, d\); got a tensor of \(5, 1, 2\)"):
+        VNAttention(1, 1, se.SO(2))(torch.zeros(5, 1, 2))
+    with pytest.raises(SoftEquivError, match="heads is a whole number of at least 1; got 0"):
+        EqAuto(width=16, heads=0)
+    with pytest.raises(SoftEquivError, match="layers is a whole number of at least 1; got 0"):
+        EqAuto(width=16, layers=0)
+    with pytest.raises(SoftEquivError, match="floating-point numbers of metres"):
+        EqAuto(width=16, layers=1)(torch.zeros(3, 8, 2, dtype=torch.uint8))
+    with pytest.raises(SoftEquivError, match=r"at least one step; got steps=1\.5"):
+        EqAuto(width=16, layers=1).forecast(torch.zeros(3, 8, 2), 1.5)  # type: ignore[arg-type]
     with pytest.raises(SoftEquivError, match="slope of a leaky cut"):
         VNReLU(2, se.SO(3), slope=2)
     with pytest.raises(SoftEquivError, match="6 vectors cannot be shared out among 4 heads"):

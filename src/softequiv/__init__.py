@@ -18,7 +18,17 @@ from softequiv.adapt import (
     soften,
     stored_tensors,
 )
-from softequiv.certify import Certificate, NetworkCertificate, certify, certify_network
+from softequiv.certify import (
+    Certificate,
+    NetworkCertificate,
+    Smoothed,
+    SmoothedCertificate,
+    StatisticalCertificate,
+    certify,
+    certify_data,
+    certify_network,
+    certify_smoothed,
+)
 from softequiv.errors import (
     GainError,
     GroupError,
@@ -99,8 +109,11 @@ __all__ = [
     "S",
     "Scaling",
     "Shifts",
+    "Smoothed",
+    "SmoothedCertificate",
     "SoftEquivError",
     "Spectrum",
+    "StatisticalCertificate",
     "Still",
     "Tokens",
     "TooLargeError",
@@ -109,7 +122,9 @@ __all__ = [
     "attribute",
     "bake",
     "certify",
+    "certify_data",
     "certify_network",
+    "certify_smoothed",
     "degrees",
     "dense",
     "frequency",

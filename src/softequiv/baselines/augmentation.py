@@ -15,9 +15,11 @@ from softequiv.errors import SoftEquivError
 class Augmented:
     """A transform of batches: (x_i, y_i) becomes (g_i x_i, g_i y_i), with an element of its own drawn for each sample.
 
-    Any objective can follow; with the task's loss alone it costs one forward pass, as plain training does. `targets`
-    moves what is to be answered where it moves with the input: labels of pixels, forecasts; it holds the same elements,
-    as `moves.on(...)` does. Without it targets stand still.
+    Simard, Steinkraus and Platt 2003, "Best practices for convolutional neural networks applied to visual document
+    analysis", with elements of a group in place of distortions. Any objective can follow; with the task's loss alone
+    it costs one forward pass, as plain training does. `targets` moves what is to be answered where it moves with the
+    input: labels of pixels, forecasts; it holds the same elements, as `moves.on(...)` does. Without it targets stand
+    still.
 
     >>> from softequiv import C
     >>> from softequiv.actions import Pictures

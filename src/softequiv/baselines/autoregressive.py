@@ -36,8 +36,8 @@ class Autoregressive(nn.Module, ABC):
     def forecast(self, past: Tensor, steps: int) -> Tensor:
         """Positions p_{T+1}, ..., p_{T+steps}, each from the past and the forecasts before it: (N, steps, d)."""
         _check_track(past)
-        if steps < 1:
-            raise SoftEquivError(f"a forecast has at least one step; got steps={steps}")
+        if not isinstance(steps, int) or steps < 1:
+            raise SoftEquivError(f"a forecast has at least one step; got steps={steps!r}")
         walked = past.diff(dim=1) / STRIDE
         with parametrize.cached():  # a soft weight is filtered once, not once a step
             for _ in range(steps):
@@ -62,3 +62,5 @@ def _check_track(positions: Tensor) -> None:
             f"tracks are (N, T, d) positions at two steps or more, as displacements are read; got a tensor of "
             f"{tuple(positions.shape)}"
         )
+    if not positions.is_floating_point():
+        raise SoftEquivError(f"positions are floating-point numbers of metres; got {positions.dtype}: convert them")

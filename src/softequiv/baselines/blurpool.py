@@ -9,6 +9,7 @@ sigma = 2 sin(theta / 2), and the binomial filter of f taps multiplies them by c
 a gain of levels alone: `BlurGain(f)`. As convolutions commute, a kernel filtered by this gain along both axes gives
 conv(x, gamma W) = blur(conv(x, W)) = conv(blur(x), W), and kept at every second pixel, BlurPool. The paper's hard gain
 is the ideal low-pass filter in its place; the softness dial is its cut-off. Exact for circular padding.
+What we changed: borders may be circular, and maxima are of a padded picture, so that sizes halve.
 """
 
 from __future__ import annotations
@@ -71,6 +72,8 @@ class BlurPool2d(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if x.ndim != 4 or x.shape[1] != self.channels:
             raise SoftEquivError(f"this layer takes pictures (N, {self.channels}, H, W); got {tuple(x.shape)}")
+        if not x.is_floating_point():
+            raise SoftEquivError(f"a blur mixes pixels and needs a floating-point picture; got {x.dtype}: convert it")
         kernel = torch.outer(self.taps, self.taps).to(x.dtype).expand(self.channels, 1, -1, -1)
         wide = padded(x, self.filter_size, self.border)
         return functional.conv2d(wide, kernel, stride=self.stride, groups=self.channels)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from softequiv.actions import Acts, Moves, Pictures, Still, in_disc
+from softequiv.baselines.blurpool import checked_size
 from softequiv.baselines.group_cnn import CentredHalving, GroupCNN, checked_plane
 from softequiv.errors import SoftEquivError
 from softequiv.groups import C, Group
@@ -60,6 +61,10 @@ class Energies(nn.Module):
 
     def __init__(self, group: Group, in_channels: int, widths: Sequence[int]) -> None:
         super().__init__()
+        if not widths:
+            raise SoftEquivError("energies need the width of one layer at least, such as widths=(8, 16, 16)")
+        for what, value in (("in_channels", in_channels), *(("a width", width) for width in widths)):
+            checked_size(what, value)
         self.turns = Moves(Pictures("bilinear"), group, elements=tuple(checked_plane(group).elements())).inverse()
         layers: list[nn.Module] = []
         for before, after in pairwise([in_channels, *widths]):
@@ -71,7 +76,7 @@ class Energies(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         copies = torch.stack([self.turns.acts(x, g) for g in self.turns.elements], 1).flatten(0, 1)  # (N |G|, C, H, W)
         energies: Tensor = self.head(self.features(copies).mean((-2, -1)))
-        return -energies.reshape(len(x), -1)
+        return -energies.reshape(len(x), len(self.turns))
 
 
 class Canonical(nn.Module):
@@ -127,17 +132,16 @@ class Canonical(nn.Module):
                 raise SoftEquivError(f"{what} is a whole number of pixels, at least {least}; got {value!r}")
         if margin and not isinstance(outputs, (Still, Pictures)):
             raise SoftEquivError(f"answers that move by {outputs} have no margin to crop; use margin=0")
-        if not widths:
-            raise SoftEquivError("the scorer needs the width of one layer at least, such as widths=(8, 16, 16)")
-        self.group, self.selection, self.size, self.margin = checked_plane(group), selection, size, margin
+        self.group, self.in_channels, self.selection = checked_plane(group), in_channels, selection
+        self.size, self.margin = size, margin
         self.model, self.scorer, self.halving = model, scorer(group, in_channels, widths), CentredHalving()
         self.turns = Moves(turns, group, elements=tuple(group.elements()))
         self.upright, self.back = self.turns.inverse(), self.turns.on(outputs)
 
     def scores(self, x: Tensor) -> Tensor:
         """s(x), (N, |G|), in the order of `group.elements()`; the identity is first."""
-        if x.ndim != 4:
-            raise SoftEquivError(f"pictures are (N, C, H, W); got {tuple(x.shape)}")
+        if x.ndim != 4 or x.shape[1] != self.in_channels:
+            raise SoftEquivError(f"pictures are (N, {self.in_channels}, H, W); got {tuple(x.shape)}")
         while max(x.shape[-2:]) > self.size:
             x = self.halving(x)
         own = next(self.scorer.parameters()).dtype
@@ -168,6 +172,11 @@ class Canonical(nn.Module):
 
     def _selected(self, moves: Moves, z: Tensor, scores: Tensor) -> Tensor:
         """z moved by the elements that the scores select."""
+        if self.selection == "soft" and not z.is_floating_point():
+            raise SoftEquivError(
+                f"soft selection mixes pictures and needs floating-point ones; got {z.dtype}: convert them, or use "
+                "selection='straight-through'"
+            )
         shares = scores.softmax(1).to(z.dtype).unflatten(0, (-1, *(1,) * (z.ndim - 1))).movedim(-1, 0)
         if self.selection == "soft":
             return torch.stack([p * moves.acts(z, g) for p, g in zip(shares, moves.elements, strict=True)]).sum(0)

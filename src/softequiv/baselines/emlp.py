@@ -43,8 +43,7 @@ def uniform(group: Group, channels: int) -> Rep:
     >>> print(uniform(O(5), 384))
     134[1]+25[V]+5[V@V]
     """
-    if channels < 1:
-        raise SoftEquivError(f"a layer needs at least one channel; got {channels}")
+    checked_channels(channels)
     d = vector(group).dim
     copies: dict[int, int] = {}
     while channels:
@@ -57,6 +56,12 @@ def uniform(group: Group, channels: int) -> Rep:
         upper = [count] if group.orthogonal else shares(count, rank)
         terms += [(tensor(group, rank - k, k), share) for k, share in enumerate(upper) if share]
     return direct_sum(terms)
+
+
+def checked_channels(channels: int) -> None:
+    """A layer has at least one channel."""
+    if not isinstance(channels, int) or channels < 1:
+        raise SoftEquivError(f"a layer needs at least one channel, a whole number; got {channels!r}")
 
 
 def highest_rank(channels: int, d: int) -> int:
@@ -142,7 +147,8 @@ class Bilinear(nn.Module):
         for ranks, copies in self.outputs:
             out.append(sums[ranks][:, :copies].flatten(1))
             sums[ranks] = sums[ranks][:, copies:]
-        return torch.cat(out, 1).mul(BILINEAR_SHARE).reshape(*x.shape[:-1], -1)
+        joined = torch.cat(out, 1).mul(BILINEAR_SHARE)
+        return joined.reshape(*x.shape[:-1], joined.shape[1])
 
     def _by_rank(self, flat: Tensor) -> dict[Ranks, Tensor]:
         """All features of a type together, (samples, copies, coordinates)."""
@@ -245,6 +251,7 @@ class MLP(nn.Module):
         super().__init__()
         checked_layers(layers)
         self.source, self.target = source, target
+        checked_channels(channels)
         widths = [source.dim] + [channels] * layers
         hidden = [part for a, b in itertools.pairwise(widths) for part in (nn.Linear(a, b), nn.SiLU())]
         self.body = nn.Sequential(*hidden, nn.Linear(channels, target.dim))
@@ -255,8 +262,8 @@ class MLP(nn.Module):
 
 def checked_layers(layers: int) -> None:
     """A network has at least one hidden layer."""
-    if layers < 1:
-        raise SoftEquivError(f"a network needs at least one hidden layer; got layers={layers}")
+    if not isinstance(layers, int) or layers < 1:
+        raise SoftEquivError(f"a network needs at least one hidden layer; got layers={layers!r}")
 
 
 def shaped(body: nn.Module, source: Rep, target: Rep, x: Tensor) -> Tensor:

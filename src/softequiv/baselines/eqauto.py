@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from softequiv.baselines.autoregressive import Autoregressive
+from softequiv.baselines.blurpool import checked_size
 from softequiv.baselines.vector_neurons import VNAttention, VNLinear, VNNorm, VNReLU, vector_size
 from softequiv.errors import SoftEquivError
 from softequiv.groups import SO, Group
@@ -31,6 +32,8 @@ class EqAuto(Autoregressive):
     def __init__(self, group: Group | None = None, width: int = 64, layers: int = 4, heads: int = 4) -> None:
         super().__init__()
         self.group = group or SO(2)
+        checked_size("layers", layers)
+        checked_size("heads", heads)
         size = vector_size(self.group)
         if width < 1 or width % (size * heads):
             raise SoftEquivError(

@@ -6,9 +6,10 @@ A feature map has an axis for the group, (N, C, |G|, H, W), in the order of `gro
 
     K(g, h) = rho(g) psi(g^-1 h)        lifting from a plain picture: K(g) = rho(g) psi,
 
-rho being the library's own rotation of pixels (Weiler and Cesa 2019, "General E(2)-Equivariant Steerable CNNs", turn
-filters in a steerable basis). So all |G|^2 kernels cost one matrix product a forward pass, and for C(1), C(2), C(4),
-D(1), D(2), D(4), whose elements move pixels to pixels, equivariance is exact.
+What we changed: from quarter turns and flips to all C(n) and D(n), rho being the library's own rotation of pixels
+(Weiler and Cesa 2019, "General E(2)-Equivariant Steerable CNNs", turn filters in a steerable basis). So all |G|^2
+kernels cost one matrix product a forward pass, and for C(1), C(2), C(4), D(1), D(2), D(4), whose elements move pixels
+to pixels, equivariance is exact.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
@@ -43,6 +44,8 @@ def kernel_turns(group: Group, size: int, action: Action = "exact") -> Tensor:
     >>> kernel_turns(C(4), 3).shape
     torch.Size([4, 9, 9])
     """
+    if action not in get_args(Action):
+        raise SoftEquivError(f"unknown action {action!r}; choose one of {', '.join(get_args(Action))}")
     space = Square(checked_plane(group), size, action)
     if action != "bilinear" or space.permutes:
         return torch.stack([space.rho(g) for g in group.elements()])

@@ -76,6 +76,8 @@ class Penalised:
     def penalty(self, answers: Tensor, moved_answers: Tensor, chosen: Tensor) -> Tensor:
         """mean D(F(g x), g F(x)) of F(x) and F(g x), g the elements of the chosen numbers."""
         outputs = self._answers
+        if isinstance(self.outputs, Pictures) and answers.ndim != 4:
+            raise SoftEquivError(f"answers that turn as pictures are (N, K, H, W); got {tuple(answers.shape)}")
         expected, axis = outputs(answers, chosen), 1 if isinstance(self.outputs, Pictures) else -1
         if self.divergence == "kl":
             found = kl_divergence(expected, moved_answers, axis)

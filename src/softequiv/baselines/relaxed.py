@@ -24,6 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from softequiv.baselines.blurpool import checked_size
 from softequiv.baselines.group_cnn import GroupCNN, GroupConv2d, LiftingConv2d, numbered
 from softequiv.errors import SoftEquivError
 from softequiv.groups import Group, matrix_key
@@ -110,7 +111,8 @@ class RelaxedConv2d(nn.Module):
     """An ordinary convolution relaxed over places: out(x) = sum_l w_l(x) sum_z psi_l(z) f(x + z).
 
     (N, in, H, W) to (N, out, *sizes), with the answer's `sizes` (H', W') given beforehand, as each place has its own
-    coefficients; `options` are those of `nn.Conv2d`. L = H' W' filters reach every locally connected layer.
+    coefficients, which all channels share; `options` are those of `nn.Conv2d`. L = H' W' filters reach every locally
+    connected layer.
 
     >>> RelaxedConv2d(3, 8, 5, (9, 9), banks=2, padding=2)(torch.randn(2, 3, 9, 9)).shape
     torch.Size([2, 8, 9, 9])
@@ -130,6 +132,8 @@ class RelaxedConv2d(nn.Module):
         **options: Any,
     ) -> None:
         super().__init__()
+        for size in sizes:
+            checked_size("a size of the answer", size)
         self.banks, self.sizes = checked_banks(banks), sizes
         self.filters = nn.Conv2d(in_channels, banks * out_channels, kernel_size, bias=False, **options)
         self.coefficients = equal_coefficients(banks, math.prod(sizes))
@@ -138,6 +142,8 @@ class RelaxedConv2d(nn.Module):
         self.register_buffer("neighbours", torch.stack([places.roll(-1, axis).flatten() for axis in (0, 1)]), False)
 
     def forward(self, x: Tensor) -> Tensor:
+        if x.ndim != 4 or x.shape[1] != self.filters.in_channels:
+            raise SoftEquivError(f"pictures are (N, {self.filters.in_channels}, H, W); got {tuple(x.shape)}")
         each = self.filters(x)
         if tuple(each.shape[-2:]) != tuple(self.sizes):
             raise SoftEquivError(
@@ -145,7 +151,8 @@ class RelaxedConv2d(nn.Module):
                 f"{each.shape[-2]} x {each.shape[-1]}: build the layer with sizes={tuple(each.shape[-2:])}"
             )
         coefficients = self.coefficients.unflatten(1, self.sizes)
-        mixed = torch.einsum("lhw,nlohw->nohw", coefficients, each.unflatten(1, (self.banks, -1)))
+        banks = each.unflatten(1, (self.filters.groups, self.banks, -1))  # torch's groups own consecutive channels
+        mixed = torch.einsum("lhw,nglohw->ngohw", coefficients, banks).flatten(1, 2)
         return mixed if self.bias is None else mixed + self.bias[:, None, None]
 
 

@@ -202,7 +202,7 @@ def set_mix(model: nn.Module, mix: float) -> None:
     True
     """
     for own, _, _ in known_pathways(model):
-        value = torch.tensor(checked_mix(mix, own.learned))
+        value = torch.tensor(checked_mix(mix, own.learned), dtype=torch.float64)
         with torch.no_grad():
             (own.mix_logit if own.learned else own.mix_held).copy_(value.logit() if own.learned else value)
 
@@ -230,16 +230,19 @@ def parameter_groups(
 ) -> list[dict[str, Any]]:
     """The same prior as weight decay, for any optimiser: 1 / (examples s^2) per path, `rest` for other parameters.
 
-    For SGD and Adam the decay is the gradient of `prior` / examples: what it does to A outside the equivariant weights
-    has no effect on the model. A learned mix does not decay.
+    For SGD the decay is the gradient of `prior` / examples: what it does to A outside the equivariant weights has no
+    effect on the model. Adam divides by the size of gradients, to which that part of A adds; where the prior is meant
+    to the letter, add `prior` / examples to the loss instead. A learned mix does not decay.
 
     >>> net = rpp(nn.Conv2d(3, 8, 5), "C4")
     >>> [group["weight_decay"] for group in parameter_groups(net, strict=1.0, free=0.5, examples=1000)]
     [0.001, 0.004, 0.0]
     """
     checked_deviations(strict, free)
-    if examples < 1:
+    if not examples >= 1:
         raise SoftEquivError(f"a prior is weighed against the number of training examples; got {examples}")
+    if not rest >= 0:
+        raise SoftEquivError(f"a weight decay is a number of at least 0; got rest={rest}")
     own = known_pathways(model)
     paths: list[list[nn.Parameter]] = [[a for _, a, _ in own], [w for _, _, w in own]]
     dials = [path.mix_logit for path, _, _ in own if path.learned]
@@ -284,7 +287,7 @@ def _merge(module: nn.Module) -> None:
         raise SoftEquivError(f"{type(module).__name__} has other parametrisations; remove them before merging")
     order = max((steps[0].order for steps in lists.values()), key=len)
     values = {name: getattr(module, name).detach().clone() for name in lists}
-    trained = {name: steps.original1.requires_grad for name, steps in lists.items()}
+    trained = {name: any(path.requires_grad for path in steps.parameters(False)) for name, steps in lists.items()}
     del module.parametrizations
     module.__class__ = type(module).__bases__[0]
     plain = {name: nn.Parameter(value, requires_grad=trained[name]) for name, value in values.items()}

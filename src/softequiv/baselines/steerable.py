@@ -12,6 +12,7 @@ from itertools import pairwise
 
 from torch import nn
 
+from softequiv.baselines.blurpool import checked_size
 from softequiv.baselines.group_cnn import CentredHalving
 from softequiv.errors import SoftEquivError
 from softequiv.gains import Gain
@@ -58,6 +59,11 @@ def steerable_cnn(
         raise SoftEquivError("a steerable CNN needs the width of one layer at least, such as widths=(8, 16)")
     if not isinstance(kernel_size, int) or kernel_size % 2 == 0:
         raise SoftEquivError(f"layers that keep the picture's size need an odd kernel_size; got {kernel_size!r}")
+    for width in widths:
+        checked_size("a width", width)
+    checked_size("kernel_size", kernel_size)
+    if not isinstance(frequencies, int) or frequencies < 0:
+        raise SoftEquivError(f"frequencies run from 0 up to a whole number; got {frequencies!r}")
     types = [in_channels * scalar(group)]
     types += [fields(group, width, frequencies) for width in widths[:-1]] + [widths[-1] * scalar(group)]
     parts: list[nn.Module] = []

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from softequiv.baselines.blurpool import checked_size
 from softequiv.errors import RepresentationError, SoftEquivError
 from softequiv.groups import SO, Group, O
 from softequiv.nn.nonlinear import SHORTEST, at_least_float32
@@ -103,10 +104,16 @@ class VNNorm(nn.Module):
 
     def __init__(self, channels: int) -> None:
         super().__init__()
+        checked_size("channels", channels)
         self.scale = nn.Parameter(torch.ones(channels, 1))
         self.floor = nn.Parameter(torch.ones(()))
 
     def forward(self, x: Tensor) -> Tensor:
+        if x.ndim < 2 or x.shape[-2] != len(self.scale) or not x.is_floating_point():
+            raise SoftEquivError(
+                f"this layer takes {len(self.scale)} floating-point vectors, (N, ..., {len(self.scale)}, d); got a "
+                f"tensor of {tuple(x.shape)}, {x.dtype}"
+            )
         wide = at_least_float32(x)
         mean_square = wide.square().sum(-1, keepdim=True).mean(-2, keepdim=True)
         return (wide * self.scale * torch.rsqrt(mean_square + self.floor**2 + SHORTEST**2)).to(x.dtype)
@@ -151,6 +158,8 @@ class VNAttention(nn.Module):
         self.query, self.key, self.value, self.out = (VNLinear(channels, channels, group) for _ in range(4))
 
     def forward(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        if x.ndim != 4:
+            raise SoftEquivError(f"tokens of vectors are (N, T, C, d); got a tensor of {tuple(x.shape)}")
         query, key, value = (self._split(part(x)) for part in (self.query, self.key, self.value))
         if bias is not None and self.causal:
             later = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device).triu(1)

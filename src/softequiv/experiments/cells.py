@@ -102,14 +102,11 @@ def finished(cells: Sequence[Cell], work: Work, folder: Path, jobs: int) -> Iter
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(jobs, mp_context=context, initializer=alone) as pool:
         futures: dict[Future[str], Cell] = {pool.submit(compute, cell, work, folder): cell for cell in cells}
-        try:
-            for future in as_completed(futures):
-                try:
-                    yield futures[future], future.result()
-                except BrokenProcessPool:
-                    yield futures[future], "its process died, perhaps for want of memory; run again with fewer jobs"
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)  # whoever interrupts does not wait for all that is left
+        for future in as_completed(futures):
+            try:
+                yield futures[future], future.result()
+            except BrokenProcessPool:
+                yield futures[future], "its process died, perhaps for want of memory; run again with fewer jobs"
 
 
 def alone() -> None:

@@ -296,6 +296,8 @@ def terms_of(rep: Rep) -> tuple[tuple[Rep, int], ...]:
 def direct_sum(terms: Sequence[tuple[Rep, int]]) -> Rep:
     """The flat direct sum: nested sums of single copies are opened, equal neighbours merged."""
     common_group([rep for rep, _ in terms])
+    if any(copies < 1 for _, copies in terms):
+        raise RepresentationError(f"a multiplicity is a whole number of at least 1; got {[c for _, c in terms]}")
     flat: list[tuple[Rep, int]] = []
     for rep, copies in terms:
         inner = terms_of(rep)

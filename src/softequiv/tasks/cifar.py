@@ -138,5 +138,7 @@ def _pair(pictures: Tensor, labels: Tensor, name: str, layout: Layout) -> Held:
             f"{name}: pictures are (N, 3, 32, 32) bytes with labels (N,); got {tuple(pictures.shape)} of "
             f"{pictures.dtype} with {tuple(labels.shape)}: transpose or convert them"
         )
+    if labels.is_floating_point() or labels.is_complex():
+        raise SoftEquivError(f"{name}: labels are whole numbers; got {labels.dtype}: convert them")
     check_range(labels.long(), layout.classes, name)
     return Held(pictures, labels.long(), layout.normalised)

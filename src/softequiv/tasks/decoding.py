@@ -18,6 +18,7 @@ from softequiv.errors import SoftEquivError
 
 ENDINGS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")  # torchvision's
 MODES = {1: "L", 3: "RGB"}
+DEEP = ("I", "F", "I;16", "I;16L", "I;16B", "I;16N")  # modes of pillow with more than a byte a pixel
 NEAREST, BILINEAR, BICUBIC = 0, 2, 3  # pillow's numbers, as preprocessor files have them
 ATTEMPTS = 10  # to find a rectangle inside the picture, as torchvision has it
 
@@ -47,6 +48,8 @@ def decoded(path: Path, mode: str | None = None) -> Any:
     try:
         with Image.open(path) as file:
             file.load()
+            if mode and file.mode in DEEP:  # pillow would cut off what a byte cannot hold
+                raise ValueError(f"its pixels are more than bytes, mode {file.mode}; convert them to 8 bits")
             return file.convert(mode) if mode else file.copy()
     except FileNotFoundError:
         raise SoftEquivError(f"there is no picture {path}; copy it there, or take its name off the list") from None

@@ -18,6 +18,7 @@ from softequiv.tasks.labels import numbered_lines
 from softequiv.tasks.splits import held_out, of_each_class
 
 LABELS = "labels.tsv"
+DIGITS = 9  # of the number of a class, at most
 IMAGENET = Normalised((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 Items = tuple[tuple[Path, int], ...]
@@ -104,7 +105,7 @@ def _listed(folder: Path) -> Items:
     items = []
     for number, line in numbered_lines(folder / LABELS, "write a file name, a tab and a class number a line"):
         name, *rest = line.split("\t")
-        if len(rest) != 1 or not rest[0].strip().isdecimal():
+        if len(rest) != 1 or not rest[0].strip().isdecimal() or len(rest[0]) > DIGITS:
             raise SoftEquivError(
                 f"{folder / LABELS}, line {number}: {line[:60]!r} is not a file name, a tab and the number of a class"
             )

@@ -23,7 +23,7 @@ def check_range(labels: Tensor, classes: int, name: str) -> None:
 def numbered_lines(path: Path, remedy: str) -> list[tuple[int, str]]:
     """The lines of a list that are not empty, with their numbers from 1."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").splitlines()  # as some editors of tables write
     except UnicodeDecodeError as problem:
         raise SoftEquivError(f"{path} is no text ({problem}); {remedy}") from problem
     found = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]

@@ -55,6 +55,8 @@ def idx(content: bytes, name: str) -> Tensor:
         raise SoftEquivError(f"{name} is cut short within its first {start} bytes; download it again")
     shape = struct.unpack(f">{content[3]}I", content[4:start])
     expected = math.prod(shape)
+    if not 1 <= len(shape) <= 4 or not expected:
+        raise SoftEquivError(f"{name} has {len(shape)} axes and {expected} entries; download it again")
     if len(content) - start != expected:
         raise SoftEquivError(
             f"{name} says that it holds {' x '.join(map(str, shape))} = {expected} entries and has "

@@ -48,7 +48,8 @@ class Average:
     @torch.no_grad()
     def wear(self) -> None:
         """Exchange the model's weights with the average."""
-        for name, value in self.model.state_dict().items():
-            own = value.detach().clone()
+        state = self.model.state_dict()
+        own = {name: value.detach().clone() for name, value in state.items()}  # all first: names may share a tensor
+        for name, value in state.items():
             value.copy_(self.values[name])
-            self.values[name] = own
+        self.values = own

@@ -30,7 +30,7 @@ from softequiv.tasks.base import Task
 from softequiv.training.average import Average
 from softequiv.training.parameters import optimizer_of
 from softequiv.training.recipe import Recipe
-from softequiv.training.saved import Tensors, moments_of, read, set_moments, set_weights, weights_of, write
+from softequiv.training.saved import Tensors, fits, moments_of, read, set_moments, set_weights, weights_of, write
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 Objective = Callable[[nn.Module, Tensor, Tensor, Loss, torch.Generator], Tensor]
@@ -85,12 +85,15 @@ def fit(
     """
     run = _Run(model, task, recipe, moves, objective, transform, folder)
     steps = range(run.standing.step, recipe.epochs * run.per_epoch)
-    for step in progress(steps, "training", len(steps)):
-        run.take(step)
-        for call in after_step:
-            call(step + 1)
-        run.look(step)
-    return run.finish()
+    try:
+        for step in progress(steps, "training", len(steps)):
+            run.take(step)
+            for call in after_step:
+                call(step + 1)
+            run.look(step)
+        return run.finish()
+    finally:
+        run.leave()
 
 
 @dataclass
@@ -129,13 +132,26 @@ class _Run:
         self.average = Average(model, recipe.ema) if recipe.ema is not None else None
         self.standing = _Standing()
         self.best: Tensors | None = None
+        parts = recipe.accumulate * accelerator.num_processes
+        if len(task.train) < parts:
+            raise SoftEquivError(
+                f"a step of {recipe.accumulate} batches in each of {accelerator.num_processes} processes needs {parts} "
+                f"examples, and there are {len(task.train)}; lower accumulate, start fewer processes, or give more"
+            )
+        # few examples are shared out evenly; a last short batch of an epoch waits for another epoch's order
+        self.batch = min(recipe.batch, len(task.train) // parts)
+        self.share = self.batch * parts
+        self.per_epoch = len(task.train) // self.share
         if folder:
             folder.mkdir(parents=True, exist_ok=True)
+            # what a step's number means depends on these
+            self.given = {
+                "number of processes": accelerator.num_processes,
+                "training examples": task.train.fingerprint,
+                "validation examples": task.validation.fingerprint,
+            }
             if (folder / CHECKPOINT).is_file():
                 self._resume(folder / CHECKPOINT)
-        self.share = recipe.batch * recipe.accumulate * accelerator.num_processes
-        # a last short batch of an epoch waits for another epoch's order
-        self.per_epoch = max(1, len(task.train) // self.share)
         self.lost = torch.tensor(self.standing.loss, dtype=torch.float64, device=accelerator.device)
         self.began = time.perf_counter() - self.standing.seconds
         self.running.train()
@@ -151,8 +167,8 @@ class _Run:
         _seed_dropout(generator.initial_seed(), accelerator.device)
         order = _order(len(self.task.train), recipe.seed, epoch)
         for part in range(recipe.accumulate):
-            start = place * self.share + (part * accelerator.num_processes + accelerator.process_index) * recipe.batch
-            x, y = self.task.train.in_epoch(epoch).batch(order[start : start + recipe.batch])
+            start = place * self.share + (part * accelerator.num_processes + accelerator.process_index) * self.batch
+            x, y = self.task.train.in_epoch(epoch).batch(order[start : start + self.batch])
             if self.transform is not None:
                 x, y = self.transform(x, y, generator)
             apart = part + 1 < recipe.accumulate  # gradients of all processes are added once a step
@@ -175,7 +191,7 @@ class _Run:
         epoch, place = divmod(step + 1, self.per_epoch)
         ended = place == 0
         if ended:
-            loss = float(self.accelerator.reduce(self.lost, "mean")) / self.per_epoch
+            loss = self._mean_lost() / self.per_epoch
             self.lost.zero_()
             if not math.isfinite(loss):
                 raise SoftEquivError(
@@ -193,12 +209,19 @@ class _Run:
             set_weights(self.model, self.best)
         elif self.average:
             self.average.wear()
+        seconds = time.perf_counter() - self.began
+        return Fitted(self.standing.history, self.standing.best, seconds, str(self.accelerator.device))
+
+    def leave(self) -> None:
+        """Give the model back as it came, however the training ended."""
         self.accelerator.unwrap_model(self.running, keep_fp32_wrapper=False)
         # what accelerate leaves on the instance lacks the decorators that models of transformers rely on
         self.model.__dict__.pop("forward", None)
         self.model.eval()
-        seconds = time.perf_counter() - self.began
-        return Fitted(self.standing.history, self.standing.best, seconds, str(self.accelerator.device))
+
+    def _mean_lost(self) -> float:
+        """The losses of this epoch so far, added, as the processes have them on average; every process must ask."""
+        return float(self.accelerator.reduce(self.lost, "mean"))
 
     def _evaluate(self, epoch: int, loss: float) -> None:
         with self.average.worn() if self.average else nullcontext():
@@ -212,9 +235,9 @@ class _Run:
                 part.write_text("".join(json.dumps(line) + "\n" for line in self.standing.history))
 
     def _is_best(self) -> bool:
-        history, best = self.standing.history, self.standing.best
-        newest = history[-1][self.task.score] * self.task.sign
-        return best is None or newest > history[best][self.task.score] * self.task.sign
+        scores = [line[self.task.score] * self.task.sign for line in self.standing.history]
+        best = self.standing.best
+        return best is None or math.isnan(scores[best]) or scores[-1] > scores[best]
 
     def _save(self) -> None:
         if not self.folder:
@@ -226,18 +249,26 @@ class _Run:
         if self.average:
             with self.average.worn():
                 parts["average"] = weights_of(self.model)
-        self.standing.seconds, self.standing.loss = time.perf_counter() - self.began, float(self.lost)
-        told = {"standing": asdict(self.standing), "optimizer": settings, "recipe": asdict(self.recipe)}
+        self.standing.seconds, self.standing.loss = time.perf_counter() - self.began, self._mean_lost()
+        told = {
+            "standing": asdict(self.standing),
+            "optimizer": settings,
+            "recipe": asdict(self.recipe),
+            "given": self.given,
+        }
         if self.accelerator.is_main_process:
             write(self.folder / CHECKPOINT, parts, told)
 
     def _resume(self, path: Path) -> None:
         parts, told = read(path)
-        changed = [name for name, value in asdict(self.recipe).items() if told["recipe"].get(name) != value]
+        remedy = "use another folder, or remove it"
+        before = {**told["recipe"], **told.get("given", {})}
+        now = {**asdict(self.recipe), **self.given}
+        changed = [name for name, value in now.items() if before.get(name) != value]
         if changed:
-            raise SoftEquivError(
-                f"{path} was trained with other settings ({', '.join(changed)}); use another folder, or remove it"
-            )
+            raise SoftEquivError(f"{path} was trained with other settings ({', '.join(changed)}); {remedy}")
+        if not fits(self.model, self.optimizer, parts["model"], told["optimizer"]):
+            raise SoftEquivError(f"{path} holds another model, or one whose learning weights are others; {remedy}")
         # first, because torch sets an optimiser up by an empty step, and steps in project mode touch the weights
         set_moments(self.model, self.optimizer, parts["optimizer"], told["optimizer"])
         if self.average:

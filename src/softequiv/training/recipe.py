@@ -15,6 +15,8 @@ Optimizer = Literal["adamw", "adam", "sgd"]
 Schedule = Literal["cosine", "linear", "constant"]
 Precision = Literal["fp32", "bf16"]
 
+SEEDS = 2**62  # torch's generators take no larger ones
+
 
 @dataclass(frozen=True)
 class Recipe:
@@ -54,6 +56,8 @@ class Recipe:
         if self.save_every is not None:
             self._whole("save_every", 1)
         self._whole("seed", 0)
+        if self.seed >= SEEDS:
+            raise SoftEquivError(f"seed lies below 2^62; got {self.seed}")
         for name, low, high in (
             ("rate", 0.0, math.inf),
             ("weight_decay", 0.0, math.inf),
@@ -64,6 +68,10 @@ class Recipe:
         for name, high in (("head_rate", math.inf), ("clip", math.inf), ("ema", 1.0)):
             if getattr(self, name) is not None:
                 self._number(name, 0.0, high)
+        if self.ema == 1:
+            raise SoftEquivError("an average with ema = 1 stays at the first weights; choose less, such as 0.999")
+        if self.clip == 0:
+            raise SoftEquivError("gradients clipped to 0 teach nothing; choose more, such as 1, or leave clip out")
         for name, known in (
             ("optimizer", get_args(Optimizer)),
             ("schedule", get_args(Schedule)),
@@ -80,7 +88,8 @@ class Recipe:
 
     def _number(self, name: str, low: float, high: float) -> None:
         value = getattr(self, name)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
+        number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+        if not number or not low <= value <= high:
             raise SoftEquivError(f"{name} lies between {low:g} and {high:g}; got {value!r}")
 
     def factor(self, moment: float, step: float = 0.0) -> float:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,9 @@ from torch.optim import Optimizer
 from softequiv._files import written_whole
 from softequiv.errors import SoftEquivError
 
-# Whole tensors under plain names: a run may go on with another number of processes.
-WHOLE = StateDictOptions(full_state_dict=True)
+WHOLE = StateDictOptions(full_state_dict=True)  # whole tensors under plain names
+# An optimiser remembers nothing of weights that no loss has touched yet.
+SOME = StateDictOptions(full_state_dict=True, strict=False)
 
 Tensors = dict[str, Tensor]
 
@@ -56,14 +58,40 @@ def set_moments(model: nn.Module, optimizer: Optimizer, tensors: Tensors, settin
     for place, value in tensors.items():
         kind, _, name = place.partition("/")
         state.setdefault(name, {})[kind] = value
-    set_optimizer_state_dict(model, optimizer, {"state": state, **settings}, options=WHOLE)
+    set_optimizer_state_dict(model, optimizer, {"state": state, **settings}, options=SOME)
+    untouched = {name for group in settings["param_groups"] for name in group["params"]} - state.keys()
+    for name, weight in model.named_parameters():
+        if name in untouched:
+            optimizer.state.pop(weight, None)  # what torch's empty step left there
+
+
+def fits(model: nn.Module, optimizer: Optimizer, weights: Tensors, settings: Mapping[str, Any]) -> bool:
+    """Whether weights of `weights_of` and settings of `moments_of` are of this model and the weights that learn."""
+    shapes = [{name: value.shape for name, value in part.items()} for part in (weights_of(model), weights)]
+    learning = [
+        {name for group in part["param_groups"] for name in group["params"]}
+        for part in (moments_of(model, optimizer)[1], settings)
+    ]
+    return shapes[0] == shapes[1] and learning[0] == learning[1]
 
 
 def write(path: Path, parts: Mapping[str, Tensors], told: Mapping[str, Any]) -> None:
     """Replace a saved training: tensors by part and name, and what is told beside them."""
     flat = {f"{part}/{name}": value.contiguous() for part, named in parts.items() for name, value in named.items()}
-    with written_whole(path) as file:
+    with saying_what_failed(path), written_whole(path) as file:
         save_file(flat, file, metadata={"training": json.dumps(told)})
+
+
+@contextmanager
+def saying_what_failed(path: Path) -> Iterator[None]:
+    """A disk that fills, as a sentence."""
+    try:
+        yield
+    except (SafetensorError, OSError) as problem:
+        raise SoftEquivError(
+            f"{path} could not be written ({problem}); make room on the disk and start again: the training goes on "
+            "from what was saved before"
+        ) from problem
 
 
 def read(path: Path) -> tuple[dict[str, Tensors], dict[str, Any]]:

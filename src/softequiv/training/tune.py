@@ -30,6 +30,7 @@ from softequiv.training.board import Board
 from softequiv.training.heads import check_answers
 from softequiv.training.loop import Objective, fit, plain
 from softequiv.training.recipe import Recipe
+from softequiv.training.saved import saying_what_failed
 
 ASKED, RESULT, MODEL = "asked.json", "result.json", "model"
 POOL = 1024  # elements that stand for a range
@@ -87,10 +88,10 @@ def tune(
     check_answers(model, task)
     known, unseen = (Moves(task.acts, turns.group, turns.within, count=POOL, seed=recipe.seed + i) for i in (0, 1))
     known(task.train.batch(torch.zeros(1, dtype=torch.long))[0], torch.zeros(1, dtype=torch.long))  # can they act?
-    watched = [Board(folder)] if tensorboard and is_main() else []
     if is_main():
         folder.mkdir(parents=True, exist_ok=True)
         _write(folder / ASKED, asked)
+    watched = [Board(folder)] if tensorboard and is_main() else []
     masks = known.on(MASKS) if isinstance(task, Segmentation) else None
     objective: Objective = plain
     if turns.penalty:
@@ -126,17 +127,18 @@ def tune(
     }
     if is_main():
         shutil.rmtree(folder / MODEL, ignore_errors=True)  # of a run that was stopped between the two files
-        save_model(model.cpu(), folder / MODEL)
+        with saying_what_failed(folder / MODEL):
+            save_model(model.cpu(), folder / MODEL)
         _write(folder / RESULT, result)
     return result
 
 
 def _read(path: Path) -> Figures | None:
     try:
-        found: Figures = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, json.JSONDecodeError):
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
         return None
-    return found
+    return found if isinstance(found, dict) else None
 
 
 def _write(path: Path, entries: Mapping[str, Any]) -> None:

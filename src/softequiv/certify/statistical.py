@@ -1,0 +1,525 @@
+"""What can be said of any network, whatever is inside it, from n held-out samples? With a stated confidence, bounds on
+how often and how far its answers change under a random group element; nothing is said of a single input.
+
+Each sample is moved by one element of its own, so that the n comparisons are independent: rates are bounded by
+Clopper & Pearson (1934), means of bounded figures by betting (Waudby-Smith & Ramdas, 2024).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from softequiv._files import written_whole
+from softequiv._text import aligned
+from softequiv.actions import Acts, Moves, Pictures, Points, Still
+from softequiv.adapt.plan import as_group, range_of
+from softequiv.certify.certificate import (
+    bakeable,
+    fitting,
+    read_range,
+    refuse_unnamed,
+    span,
+    versions,
+    write_range,
+)
+from softequiv.certify.weight import digest, gathered
+from softequiv.errors import GroupError, SoftEquivError
+from softequiv.groups import Group, parse_group
+
+FORMAT = 1
+LARGEST_BET = 0.9  # a bet of 1 is ruined by one sample at the far end of its range
+HALVINGS = 60  # of [0, 1]: what is left is finer than float64
+LARGEST_KL = 10.0  # nats; beyond it the answers have nothing in common
+REPEATED = 1e-4  # answers in float32 on another machine, relative
+
+
+@dataclass(frozen=True)
+class BoundedFigure:
+    """One figure f, 0 <= f <= `most`: its mean over the samples, and what its expectation is at most.
+
+    `clipped` samples were larger than `most` and counted as `most`: the bound is for E min(f, most).
+    """
+
+    name: str
+    formula: str
+    observed: float
+    bound: float
+    most: float
+    clipped: int
+    method: str
+
+
+@dataclass(frozen=True)
+class StatisticalCertificate:
+    """With probability `confidence` over samples and elements, no figure's expectation exceeds its bound; print it.
+
+    It is for samples drawn independently as these were, not used to train or choose the model, and for one element
+    drawn as `drawn` says: an average over inputs and elements, not a worst case.
+    """
+
+    group: Group
+    within: float
+    drawn: str
+    acts: str
+    target: str
+    samples: int
+    confidence: float
+    clip: float | None
+    seed: int
+    figures: tuple[BoundedFigure, ...]
+    weights_sha256: str
+    data_sha256: str
+    versions: Mapping[str, str]
+
+    def __getitem__(self, name: str) -> BoundedFigure:
+        for figure in self.figures:
+            if figure.name == name:
+                return figure
+        raise KeyError(f"no figure is called {name!r}; there are {', '.join(figure.name for figure in self.figures)}")
+
+    def __str__(self) -> str:
+        rows: list[tuple[str, ...]] = [("figure", "observed", "at most", "range", "clipped", "method", "")]
+        for f in self.figures:
+            cells = (f"{f.observed:.4g}", f"{f.bound:.4g}", f"0 .. {f.most:g}", str(f.clipped), f.method, f.formula)
+            rows.append((f.name, *cells))
+        together = "all bounds together" if len(self.figures) > 1 else "the bound"
+        return "\n".join(
+            [
+                f"{self.group}, {span(self.within)}: {self.samples} samples, one element each, {self.drawn}, "
+                f"seed {self.seed}",
+                f"certified with confidence {self.confidence:g}, {together}: expectations over samples drawn as these "
+                "were",
+                "  and elements drawn as said; not certified: any single input or element, other data, a model chosen "
+                "on this data",
+                *aligned(rows),
+                f"sha256 of the weights {self.weights_sha256}",
+                f"sha256 of the data {self.data_sha256}",
+            ]
+        )
+
+    def to_json(self) -> str:
+        """The certificate as JSON text, closed by a hash of itself."""
+        refuse_unnamed(self.group)
+        entries = {
+            **{field.name: getattr(self, field.name) for field in dataclasses.fields(self)},
+            "format": FORMAT,
+            "kind": "statistical",
+            "group": self.group.name,
+            "within": write_range(self.within),
+            "figures": [dataclasses.asdict(figure) for figure in self.figures],
+            "versions": dict(self.versions),
+        }
+        return json.dumps({**entries, "sha256": sealed(entries)}, indent=1)
+
+    @staticmethod
+    def from_json(text: str) -> StatisticalCertificate:
+        """The certificate that `to_json` wrote."""
+        return read(text, "the text")
+
+    def save(self, path: str | Path) -> None:
+        """Write the certificate as a JSON file, whole or not at all."""
+        text = self.to_json()
+        with written_whole(path) as part:
+            part.write_text(text)
+
+    @staticmethod
+    def load(path: str | Path) -> StatisticalCertificate:
+        """Read a certificate that `save` wrote."""
+        try:
+            text = Path(path).read_text()
+        except (OSError, UnicodeDecodeError) as problem:
+            raise SoftEquivError(f"{path} cannot be read as a certificate: {problem}") from None
+        return read(text, str(path))
+
+    def differences(
+        self,
+        model: nn.Module,
+        data: Any,
+        *,
+        acts: Acts = Pictures(),  # noqa: B008  (frozen)
+        target: Acts | None = None,
+        batch_size: int = 64,
+    ) -> tuple[str, ...]:
+        """Sentences on what differs when everything is computed again with the same seed; none where nothing does."""
+        again = certify_data(
+            model,
+            data,
+            self.group,
+            self.within,
+            acts=acts,
+            target=target,
+            confidence=self.confidence,
+            clip=self.clip,
+            seed=self.seed,
+            batch_size=batch_size,
+        )
+        found = []
+        for name in ("weights_sha256", "data_sha256", "samples", "drawn", "acts", "target"):
+            was, now = getattr(self, name), getattr(again, name)
+            if was != now:
+                found.append(f"{name} was {was} and is {now}")
+        if [figure.name for figure in self.figures] != [figure.name for figure in again.figures]:
+            return (*found, "the figures are not of the same kind")
+        for old, new in zip(self.figures, again.figures, strict=True):
+            for key in ("observed", "bound", "most"):
+                was, now = getattr(old, key), getattr(new, key)
+                if not math.isclose(was, now, rel_tol=REPEATED, abs_tol=1e-9):
+                    found.append(f"{old.name}: {key} was {was:.6g} and is {now:.6g}")
+        return tuple(found)
+
+
+def certify_data(
+    model: nn.Module,
+    data: Any,
+    group: Group | str,
+    within: float | str | None = None,
+    *,
+    acts: Acts = Pictures(),  # noqa: B008  (frozen)
+    target: Acts | None = None,
+    confidence: float = 0.99,
+    clip: float | None = None,
+    seed: int = 0,
+    batch_size: int = 64,
+) -> StatisticalCertificate:
+    """With the given confidence, E f(F(g x), g F(x)) <= bound for a sample x like those of `data` and g from the range.
+
+    Class scores (N, K): the flip rate, the total variation 1/2 sum_k |p_k - q_k| and KL[p || q] of p = softmax F(x)
+    and q = softmax F(gx). Scores per pixel (N, K, h, w): the same, averaged over the pixels of a picture that stay
+    inside the frame. Other answers: their distance ||F(gx) - g F(x)||, for `Points` the mean over the points. KL has
+    no largest value and is clipped at `clip` (by default 10 nats); a distance needs a `clip` in its own unit. With m
+    figures each bound has confidence 1 - (1 - confidence) / m, so that all hold together (Bonferroni).
+
+    `data`: a tensor (N, ...) of held-out inputs, a pair (inputs, labels), or a loader; labels are not used. `acts` and
+    `target` say how the group moves inputs and answers, as in `measure`. Every sample gets one element: from the Haar
+    measure without `within`, else as `group.random` draws them.
+
+    >>> net = nn.Sequential(nn.Conv2d(1, 3, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    >>> certify_data(net, torch.randn(200, 1, 9, 9), "C4")["total variation"].bound < 0.2
+    True
+    """
+    group = as_group(group)
+    reach = range_of(within)
+    reach = math.inf if reach is None else reach
+    group.reach(reach)
+    check_confidence(confidence)
+    if clip is not None and not (isinstance(clip, (int, float)) and 0 < clip < math.inf):
+        raise SoftEquivError(f"clip is the largest value that counts, a positive number; got {clip!r}")
+    if not isinstance(batch_size, int) or batch_size < 1:
+        raise SoftEquivError(f"batch_size must be a whole number of at least 1; got {batch_size!r}")
+    generator = torch.Generator().manual_seed(seed)
+    columns: dict[str, list[Tensor]] = {}
+    hashed = hashlib.sha256()
+    with evaluating(model):
+        for inputs in inputs_of(data, batch_size):
+            if not columns:
+                hashed.update(f"{inputs.dtype} {tuple(inputs.shape[1:])} ".encode())
+            hashed.update(gathered(inputs).contiguous().view(torch.uint8).numpy().tobytes())
+            x, numbers = at_home(model, inputs), torch.arange(len(inputs))
+            acts.check(group, x[0])
+            drawn = [group.random(generator, None if math.isinf(reach) else reach) for _ in range(len(x))]
+            moves = Moves(acts, group, elements=drawn)
+            y, moved = (finite(compared(answer(model, part), x)) for part in (x, moves(x, numbers)))
+            target = target or default_target(acts, y)
+            target.check(group, y[0])
+            on_answers = moves.on(target)
+            figures = changes(target, moved, on_answers(y, numbers), on_answers.valid(y, numbers))
+            for name, values in figures.items():
+                columns.setdefault(name, []).append(values.cpu())
+    samples = sum(map(len, next(iter(columns.values()), [])))
+    if samples < 2:
+        raise SoftEquivError(f"a bound needs at least 2 held-out samples, and some hundreds to say much; got {samples}")
+    delta = (1 - confidence) / len(columns)
+    return StatisticalCertificate(
+        group=group,
+        within=reach,
+        drawn=how_drawn(group, reach),
+        acts=repr(acts),
+        target=repr(target),
+        samples=samples,
+        confidence=confidence,
+        clip=clip,
+        seed=seed,
+        figures=tuple(bounded(name, torch.cat(values), delta, clip) for name, values in columns.items()),
+        weights_sha256=model_digest(model),
+        data_sha256=hashed.hexdigest(),
+        versions=versions(),
+    )
+
+
+def proportion_upper(successes: int, trials: int, delta: float) -> float:
+    """The p with P[Bin(trials, p) <= successes] = delta: with confidence 1 - delta the true rate is not larger.
+
+    Clopper & Pearson (1934), one-sided; exact for every number of trials, and rounded up. A lower bound is
+    1 - proportion_upper(trials - successes, trials, delta).
+
+    >>> round(proportion_upper(0, 100, 0.01), 6) == round(1 - 0.01 ** (1 / 100), 6)
+    True
+    """
+    if not 0 <= successes <= trials or trials < 1:
+        raise SoftEquivError(f"successes are some of at least one trial; got {successes} of {trials}")
+    check_confidence(1 - delta)
+    if successes == trials:
+        return 1.0
+    counts = torch.arange(successes + 1, dtype=torch.float64)
+    ways = math.lgamma(trials + 1) - torch.lgamma(counts + 1) - torch.lgamma(trials - counts + 1)
+    low, high = successes / trials, 1.0
+    for _ in range(HALVINGS):
+        p = (low + high) / 2
+        if p in (low, high):
+            break
+        tail = float(torch.logsumexp(ways + counts * math.log(p) + (trials - counts) * math.log1p(-p), 0))
+        low, high = (p, high) if tail > math.log(delta) else (low, p)
+    return high
+
+
+def mean_upper(values: Tensor, delta: float) -> float:
+    """With confidence 1 - delta the expectation of independent `values` (n,) in [0, 1] is not larger.
+
+    A gambler who bets lambda_i on values below m owns K_t(m) = prod_{i <= t} (1 + lambda_i (m - x_i)). If the
+    expectation were m or more, K would not grow on average, and would ever reach 1 / delta with probability delta at
+    most (Ville): the bound is the smallest m at which it does. lambda_i = min(0.9, sqrt(2 log(1/delta) / (n s^2))) with
+    s^2 the variance of the values before, so that the bound adapts to it as empirical Bernstein bounds do (Maurer &
+    Pontil, 2009), and is tighter. After Waudby-Smith & Ramdas (2024), Estimating means of bounded random variables by
+    betting; one-sided here, with bets that do not depend on m: K then grows with m, and bisection finds it.
+
+    >>> mean_upper(torch.full((1000,), 0.25), 0.01) < 0.29
+    True
+    """
+    check_confidence(1 - delta)
+    x = values.detach().double().cpu()
+    if x.ndim != 1 or not len(x) or not bool(((x >= 0) & (x <= 1)).all()):
+        raise SoftEquivError(
+            f"values are (n,) numbers in [0, 1], at least one; got shape {tuple(x.shape)}: divide them by their range"
+        )
+    n, wanted = len(x), math.log(1 / delta)
+    steps = torch.arange(1, n + 1, dtype=torch.float64)
+    means = (0.5 + x.cumsum(0)) / (steps + 1)
+    spread = (0.25 + (x - means).square().cumsum(0)) / (steps + 1)
+    before = torch.cat([spread.new_tensor([0.25]), spread[:-1]])  # a bet knows earlier values only
+    bets = (2 * wanted / (n * before)).sqrt().clamp(max=LARGEST_BET)
+    low, high = 0.0, 1.0
+    for _ in range(HALVINGS):
+        m = (low + high) / 2
+        rich = float(torch.log1p(bets * (m - x)).cumsum(0).max()) >= wanted
+        low, high = (low, m) if rich else (m, high)
+    return high
+
+
+def check_confidence(confidence: float) -> None:
+    """Raise a sentence unless a confidence lies between 0 and 1."""
+    if not isinstance(confidence, (int, float)) or not 0 < confidence < 1:
+        raise SoftEquivError(f"confidence lies between 0 and 1, such as 0.99; got {confidence!r}")
+
+
+def bounded(name: str, values: Tensor, delta: float, clip: float | None) -> BoundedFigure:
+    """The figure of one column, (n,)."""
+    formula, largest = FORMULAS[name]
+    most = clip if clip is not None and name in UNBOUNDED else largest
+    if most is None:
+        raise SoftEquivError(
+            f"a {name} has no largest value, and without one no bound: give clip=, the largest that counts, in the "
+            f"answers' unit (the largest here is {float(values.max()):.3g}; choose it without looking at this data)"
+        )
+    kept = values.clamp(0, most)
+    if name == "flip rate":
+        bound, method = proportion_upper(int(values.sum()), len(values), delta), "Clopper-Pearson"
+    else:
+        bound, method = most * mean_upper(kept / most, delta), "betting"
+    return BoundedFigure(name, formula, float(kept.mean()), bound, float(most), int((values > most).sum()), method)
+
+
+FORMULAS: dict[str, tuple[str, float | None]] = {
+    "flip rate": ("class of F(gx) is not that of F(x)", 1.0),
+    "flipped pixels": ("share of pixels inside the frame whose class in F(gx) is not that in gF(x)", 1.0),
+    "total variation": ("1/2 sum_k |p_k - q_k| of the softmax of F(gx) and gF(x)", 1.0),
+    "KL": ("KL[F(x) || F(gx)] in nats", LARGEST_KL),
+    "pixel KL": ("KL[F(gx) || gF(x)] in nats, mean over pixels inside the frame", LARGEST_KL),
+    "distance": ("||F(gx) - gF(x)||", None),
+    "mean displacement": ("mean over the points of ||F(gx) - gF(x)||", None),
+}
+UNBOUNDED = ("KL", "pixel KL", "distance", "mean displacement")
+
+
+def changes(target: Acts, moved: Tensor, expected: Tensor, inside: Tensor | None) -> dict[str, Tensor]:
+    """Every figure of a batch, (N,) each: answers F(gx) to moved samples beside the expected g F(x)."""
+    p, q = moved.double(), expected.double()
+    maps = isinstance(target, Pictures) and p.ndim == 4
+    if p.shape[1] > 1 and (maps or (isinstance(target, Still) and p.ndim == 2)):
+        log_p, log_q = p.log_softmax(1), q.log_softmax(1)
+        flips = averaged((p.argmax(1) != q.argmax(1)).double(), inside)
+        variation = averaged((log_p.exp() - log_q.exp()).abs().sum(1) / 2, inside).clamp(max=1)  # 1 + rounding
+        if maps:
+            divergence = averaged((log_p.exp() * (log_p - log_q)).sum(1), inside)
+            return {"flipped pixels": flips, "total variation": variation, "pixel KL": divergence}
+        divergence = (log_q.exp() * (log_q - log_p)).sum(1)
+        return {"flip rate": flips, "total variation": variation, "KL": divergence}
+    change = p - q if inside is None else (p - q) * (inside if inside.ndim == p.ndim else inside[:, None])
+    if isinstance(target, Points):
+        return {"mean displacement": change.norm(dim=-1).flatten(1).mean(1)}
+    return {"distance": change.flatten(1).norm(dim=1)}
+
+
+def averaged(values: Tensor, inside: Tensor | None) -> Tensor:
+    """The mean of every sample over its pixels inside the frame: (N, ...) to (N,)."""
+    if inside is None:
+        return values.reshape(len(values), -1).mean(1)
+    pixels = inside.flatten(1).sum(1)
+    if not bool(pixels.all()):
+        raise SoftEquivError(
+            f"no pixel of an answer of {values.shape[-2]} x {values.shape[-1]} stays inside the frame; use larger "
+            "pictures, or a target with another interpolation"
+        )
+    return (values * inside).flatten(1).sum(1) / pixels
+
+
+def default_target(acts: Acts, y: Tensor) -> Acts:
+    """How answers move where the user did not say: class scores stand still, maps of scores move as the pictures."""
+    if isinstance(acts, Pictures) and y.ndim == 2:
+        return Still()
+    if isinstance(acts, Pictures) and y.ndim == 4:
+        return Pictures(acts.interpolation)
+    raise SoftEquivError(
+        f"how does the group act on answers of shape {tuple(y.shape)}? Say it with target=..., such as Still() for "
+        "what stays, Points() or Vectors(rep)"
+    )
+
+
+def how_drawn(group: Group, within: float) -> str:
+    """In words, how `group.random` draws from the range."""
+    if group.order < math.inf:
+        return "uniform over the elements in range, the identity among them"
+    if math.isinf(within):
+        return "from the Haar measure"
+    return "coordinates uniform in the ball of the range" + (", steps by chance" if len(group.steps) else "")
+
+
+def model_digest(model: nn.Module) -> str:
+    """One sha256 of all weights as the model uses them, and of its buffers, under their names."""
+    buffers = ((name, value) for name, value in model.named_buffers() if "parametrizations" not in name.split("."))
+    lines = []
+    for name, value in (*bakeable(model), *buffers):
+        whole = gathered(value)
+        lines.append(f"{name} {digest(whole.reshape(1) if whole.ndim == 0 else whole)}")
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def inputs_of(data: Any, size: int) -> Iterator[Tensor]:
+    """The inputs in `data`, some at a time: a tensor, a pair (inputs, labels), or a loader of such or of dicts."""
+    if isinstance(data, (Tensor, tuple, Mapping)):
+        yield from (part for part in inputs_in(data).split(size) if len(part))
+        return
+    if isinstance(data, (str, bytes)) or not isinstance(data, Iterable):
+        raise SoftEquivError(
+            f"cannot read data of type {type(data).__name__}: give a tensor (N, ...), a pair (inputs, labels), or a "
+            "loader of such batches"
+        )
+    for item in data:
+        if len(inputs := inputs_in(item)):
+            yield inputs
+
+
+def inputs_in(item: Any) -> Tensor:
+    """The inputs of one batch."""
+    found = item.get("pixel_values") if isinstance(item, Mapping) else item
+    found = found[0] if isinstance(found, (tuple, list)) and found else found
+    if not isinstance(found, Tensor) or not found.is_floating_point() or found.ndim < 2:
+        what = f"{found.dtype} of shape {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
+        raise SoftEquivError(
+            f"inputs are floating point, scaled as the model expects them, with a row for each sample; got {what}"
+        )
+    return found
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """The model in eval mode without gradients; every module's own mode is restored afterwards."""
+    if not isinstance(model, nn.Module):
+        raise SoftEquivError(f"model must be a torch module; got {type(model).__name__}: wrap a function in one")
+    modes = [(module, module.training) for module in model.modules()]
+    try:
+        model.eval()
+        with torch.no_grad():
+            yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+def at_home(model: nn.Module, x: Tensor) -> Tensor:
+    """The input on the model's device and in its precision; NaN and infinity are refused."""
+    own = next((tensor for tensor in [*model.parameters(), *model.buffers()] if tensor.is_floating_point()), x)
+    return finite(x.to(own.device, own.dtype), "inputs", "look for broken samples")
+
+
+def answer(model: nn.Module, x: Tensor) -> Tensor:
+    """F(x), (N, ...): the model's tensor, or its logits."""
+    result = model(x.clone())  # the first layer may write into it
+    found = result.get("logits") if isinstance(result, Mapping) else getattr(result, "logits", result)
+    if not isinstance(found, Tensor) or not found.is_floating_point() or found.shape[:1] != x.shape[:1]:
+        what = f"{found.dtype} of shape {tuple(found.shape)}" if isinstance(found, Tensor) else type(result).__name__
+        raise SoftEquivError(
+            f"{len(x)} samples need answers (N, ...) in floating point; the model gave {what}: wrap it in a module "
+            "that returns the tensor to be certified"
+        )
+    return found
+
+
+def compared(y: Tensor, x: Tensor) -> Tensor:
+    """Answers where they are compared: scores per pixel at the size of the picture."""
+    if y.ndim != 4 or x.ndim != 4 or y.shape[-2:] == x.shape[-2:]:
+        return y
+    return functional.interpolate(y, x.shape[-2:], mode="bilinear", align_corners=False)
+
+
+def finite(x: Tensor, what: str = "the model's answers", remedy: str = "look for overflow in the model") -> Tensor:
+    """The tensor itself; NaN and infinity are refused, which no bound survives."""
+    bad = int((~torch.isfinite(x)).sum())
+    if bad:
+        raise SoftEquivError(f"{what} hold NaN or infinity in {bad} of {x.numel()} entries; {remedy}")
+    return x
+
+
+def sealed(entries: Mapping[str, Any]) -> str:
+    """One hash of all entries of a file."""
+    return hashlib.sha256(json.dumps(entries, sort_keys=True).encode()).hexdigest()
+
+
+def read(text: str, where: str) -> StatisticalCertificate:
+    """A certificate from JSON text; what is damaged is said."""
+    try:
+        entries = json.loads(text)
+    except json.JSONDecodeError as problem:
+        raise SoftEquivError(f"{where} is not JSON, it may be cut short: {problem}; certify the model again") from None
+    if not isinstance(entries, dict) or (entries.get("kind"), entries.get("format")) != ("statistical", FORMAT):
+        raise SoftEquivError(f"{where} is not a statistical certificate of format {FORMAT}")
+    seal = entries.pop("sha256", None)
+    if seal != sealed(entries):
+        raise SoftEquivError(f"{where} is a damaged certificate: its entries do not have its sha256")
+    try:
+        hints = get_type_hints(BoundedFigure)
+        own = {name: entries[name] for name in get_type_hints(StatisticalCertificate)}
+        figures = [{key: fitting(entry[key], kind, key) for key, kind in hints.items()} for entry in own["figures"]]
+        own |= {
+            "group": parse_group(own["group"]),
+            "within": read_range(own["within"]),
+            "figures": tuple(BoundedFigure(**entry) for entry in figures),
+        }
+        return StatisticalCertificate(**own)
+    except GroupError:
+        raise
+    except (TypeError, KeyError, AttributeError, ValueError) as problem:
+        raise SoftEquivError(
+            f"{where} is a damaged certificate: {type(problem).__name__}: {problem}; certify the model again"
+        ) from None

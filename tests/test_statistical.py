@@ -1,0 +1,340 @@
+"""Statistical certificates: bounds hold as often as they say, are not much wider than need be, and can be repeated."""
+
+import json
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import softequiv as se
+from softequiv.actions import Pictures, Points, Still
+from softequiv.certify.statistical import (
+    StatisticalCertificate,
+    certify_data,
+    mean_upper,
+    model_digest,
+    proportion_upper,
+)
+from softequiv.errors import SoftEquivError
+
+DELTA, DRAWS = 0.05, 600
+LUCK = 3.3 * math.sqrt(DELTA * (1 - DELTA) / DRAWS)  # simulation error of a rate of 0.05: exceeded once in 2000 runs
+
+
+def bernstein(values: torch.Tensor, delta: float) -> float:
+    """Maurer & Pontil (2009), theorem 4, from its formula."""
+    n, log = len(values), math.log(2 / delta)
+    return float(values.mean()) + math.sqrt(2 * float(values.var()) * log / n) + 7 * log / (3 * (n - 1))
+
+
+def sparse(n: int, generator: torch.Generator) -> torch.Tensor:
+    """Mostly nothing, now and then much; expectation 0.02 / 2."""
+    return torch.rand(n, generator=generator) * (torch.rand(n, generator=generator) < 0.02)
+
+
+DISTRIBUTIONS = {
+    "uniform": (lambda n, g: torch.rand(n, generator=g), 0.5),
+    "cubes": (lambda n, g: torch.rand(n, generator=g) ** 3, 0.25),
+    "sparse": (sparse, 0.01),
+    "coins": (lambda n, g: (torch.rand(n, generator=g) < 0.1).double(), 0.1),
+    "rare coins": (lambda n, g: (torch.rand(n, generator=g) < 0.01).double(), 0.01),
+}
+
+
+@pytest.mark.parametrize("delta", [0.2, 0.01, 1e-4])
+def test_proportions_are_bounded_by_the_beta_quantile(delta):
+    beta = pytest.importorskip("scipy.stats").beta
+    for trials in (1, 2, 10, 137, 5000, 100_000):
+        for successes in {0, min(1, trials - 1), trials // 50, trials // 2, trials - 1}:
+            exact = float(beta.ppf(1 - delta, successes + 1, trials - successes))
+            assert proportion_upper(successes, trials, delta) == pytest.approx(exact, rel=1e-8)
+        assert proportion_upper(trials, trials, delta) == 1
+
+
+def test_a_proportion_is_the_root_of_the_binomial_tail():
+    p = proportion_upper(3, 40, 0.03)
+    assert sum(math.comb(40, k) * p**k * (1 - p) ** (40 - k) for k in range(4)) == pytest.approx(0.03, rel=1e-9)
+
+
+@pytest.mark.parametrize("rate", [0.003, 0.1, 0.6])
+def test_the_bound_on_a_rate_covers_as_often_as_it_says(rate):
+    """Exactly: over all outcomes of 200 coins, by their probabilities."""
+    missed = sum(
+        math.comb(200, k) * rate**k * (1 - rate) ** (200 - k)
+        for k in range(201)
+        if proportion_upper(k, 200, DELTA) < rate
+    )
+    assert missed <= DELTA
+    assert proportion_upper(round(200 * rate), 200, DELTA) < rate + 4 * math.sqrt(rate / 200) + 4 / 200
+
+
+@pytest.mark.parametrize("name", DISTRIBUTIONS)
+@pytest.mark.parametrize("n", [20, 300])
+def test_the_bound_on_a_mean_covers_as_often_as_it_says(name, n):
+    draw, expectation = DISTRIBUTIONS[name]
+    generator = torch.Generator().manual_seed(0)
+    missed = sum(mean_upper(draw(n, generator), DELTA) < expectation for _ in range(DRAWS)) / DRAWS
+    assert missed <= DELTA + LUCK
+
+
+@pytest.mark.parametrize("name", DISTRIBUTIONS)
+def test_the_bound_on_a_mean_is_tighter_than_bernsteins_and_close_to_the_normal_one(name):
+    draw, expectation = DISTRIBUTIONS[name]
+    generator = torch.Generator().manual_seed(1)
+    ours, theirs, least = [], [], []
+    for _ in range(20):
+        x = draw(2000, generator).double()
+        ours.append(mean_upper(x, 0.01) - expectation)
+        theirs.append(bernstein(x, 0.01) - expectation)
+        least.append(2.326 * float(x.std()) / math.sqrt(2000))  # asymptotically, no bound can be below
+    mean = [sum(values) / 20 for values in (ours, theirs, least)]
+    assert mean[0] < mean[1]
+    assert mean[0] < 2.5 * mean[2]
+
+
+def test_for_coins_the_bound_on_a_mean_is_close_to_the_exact_one():
+    """On average over orders: bets follow the order of the values, the exact bound does not."""
+    generator = torch.Generator().manual_seed(2)
+    for successes in (0, 5, 100):
+        coins = (torch.arange(1000) < successes).double()
+        bounds = [mean_upper(coins[torch.randperm(1000, generator=generator)], 0.01) for _ in range(30)]
+        exact = proportion_upper(successes, 1000, 0.01)
+        assert 1 < sum(bounds) / 30 / exact < 1.3
+        assert max(bounds) < 2 * exact
+
+
+def test_the_bound_on_a_mean_is_the_root_of_the_capital():
+    """Against the product written out, value by value."""
+    x, delta = torch.rand(50, dtype=torch.float64, generator=torch.Generator().manual_seed(3)).square(), 0.05
+
+    def capital(m: float) -> float:
+        now, most, seen, spread = 1.0, 1.0, 0.5, 0.25
+        for i, value in enumerate(x.tolist()):
+            bet = min(0.9, math.sqrt(2 * math.log(1 / delta) / (50 * spread / (i + 1))))
+            now *= 1 + bet * (m - value)
+            most, seen = max(most, now), seen + value
+            spread += (value - seen / (i + 2)) ** 2
+        return most
+
+    assert capital(mean_upper(x, delta)) == pytest.approx(1 / delta, rel=1e-9)
+
+
+def test_the_order_of_a_few_values_bounds_nothing_better_than_their_range():
+    assert mean_upper(torch.ones(100), 0.01) == 1
+    assert mean_upper(torch.zeros(1), 0.01) == 1
+
+
+# the certificate
+
+
+class Gate(nn.Module):
+    """Changes its class under g with a known probability: by whether the first pixel stays the largest of its row."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        score = x[:, 0, 0, 0] - x[:, 0, 0, 1]
+        return torch.stack([score, -score], 1)
+
+
+def classifier() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Linear(147, 4)).eval()
+
+
+def pictures(n: int = 60) -> torch.Tensor:
+    return torch.randn(n, 1, 9, 9, generator=torch.Generator().manual_seed(5))
+
+
+def test_a_known_flip_rate_is_covered_and_not_overstated():
+    """Under flips of i.i.d. pixels: moved with probability 1/2, and the other end's pair decides by chance: 1/4."""
+    missed = 0
+    for seed in range(60):
+        x = torch.randn(150, 1, 2, 4, generator=torch.Generator().manual_seed(seed))
+        bound = certify_data(Gate(), x, se.Reflection(), confidence=0.85, seed=seed)["flip rate"].bound
+        missed += bound < 0.25
+        assert bound < 0.45
+    assert missed / 60 <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / 60)  # each of three bounds has a third of 0.15
+
+
+def test_the_figures_are_those_of_the_formulas():
+    net, x = classifier(), pictures()
+    found = certify_data(net, x, "SO(2)", "40deg", seed=7, confidence=0.9)
+    generator = torch.Generator().manual_seed(7)
+    flips, variation, divergence = [], [], []
+    with torch.no_grad():
+        for sample in x:
+            moved = Pictures()(sample, se.SO(2).random(generator, se.degrees(40)))
+            p, q = (net(part[None]).double().softmax(1)[0] for part in (sample, moved))
+            flips.append(float(p.argmax() != q.argmax()))
+            variation.append(float((p - q).clamp(min=0).sum()))
+            divergence.append(float((p * (p / q).log()).sum()))
+    for name, values in (("flip rate", flips), ("total variation", variation), ("KL", divergence)):
+        assert found[name].observed == pytest.approx(sum(values) / 60, abs=1e-5)
+    delta = 0.1 / 3
+    assert found["flip rate"].bound == pytest.approx(proportion_upper(int(sum(flips)), 60, delta))
+    assert found["total variation"].bound == pytest.approx(mean_upper(torch.tensor(variation), delta), abs=1e-5)
+    assert found["KL"].bound == pytest.approx(10 * mean_upper(torch.tensor(divergence) / 10, delta), abs=1e-4)
+
+
+def test_an_invariant_network_is_certified_up_to_the_number_of_samples():
+    net = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(1, 3)).double()
+    found = certify_data(net, pictures(400), "D4")
+    assert found["flip rate"].observed == 0
+    assert found["flip rate"].bound == pytest.approx(1 - (0.01 / 3) ** (1 / 400), rel=1e-6)
+    assert found["total variation"].bound < 1.2 * found["flip rate"].bound
+
+
+def test_a_segmentation_is_compared_inside_the_frame():
+    torch.manual_seed(0)
+    net, x = nn.Conv2d(1, 3, 3, padding=1), pictures(20)
+    found = certify_data(net, x, "SO(2)", "30deg", seed=3)
+    generator, share = torch.Generator().manual_seed(3), 0.0
+    with torch.no_grad():
+        for sample in x:
+            g = se.SO(2).random(generator, se.degrees(30))
+            said, expected = net(Pictures()(sample, g)[None])[0], Pictures()(net(sample[None])[0], g)
+            inside = Pictures().valid(expected, g)
+            share += float((said.argmax(0) != expected.argmax(0))[inside].double().mean()) / 20
+    assert found["flipped pixels"].observed == pytest.approx(share, abs=1e-6)
+    assert {figure.name for figure in found.figures} == {"flipped pixels", "total variation", "pixel KL"}
+
+
+def test_a_coarse_segmentation_is_compared_at_the_size_of_the_picture():
+    found = certify_data(nn.Conv2d(1, 3, 3, stride=2, padding=1), pictures(8), "C4")
+    assert 0 <= found["flipped pixels"].observed <= found["flipped pixels"].bound <= 1
+
+
+def test_a_forecast_needs_a_largest_distance():
+    class Forecast(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x[:, -2:] + torch.tensor([0.3, 0.0])
+
+    x = torch.randn(100, 5, 2, generator=torch.Generator().manual_seed(0))
+    settings = {"acts": Points(), "target": Points()}
+    found = certify_data(Forecast(), x, "C4", clip=2.0, **settings)
+    # |g s - s| of the step s = (0.3, 0): 0, 0.3 sqrt 2, 0.6, 0.3 sqrt 2, a quarter each
+    expectation = (0.6 * math.sqrt(2) + 0.6) / 4
+    assert found["mean displacement"].observed == pytest.approx(expectation, abs=0.08)
+    assert expectation < found["mean displacement"].bound < 2.0
+    with pytest.raises(SoftEquivError, match="has no largest value"):
+        certify_data(Forecast(), x, "C4", **settings)
+
+
+def test_what_exceeds_the_clip_is_counted():
+    found = certify_data(classifier(), pictures(), "C4", clip=0.01)["KL"]
+    assert found.most == 0.01 and 0 < found.clipped < 60 and found.bound <= 0.01
+
+
+def test_labels_and_the_form_of_the_data_do_not_matter():
+    net, x = classifier(), pictures()
+    whole = certify_data(net, x, "C4")
+    labels = torch.zeros(60, dtype=torch.long)
+    forms = [
+        (x, labels),
+        {"pixel_values": x},
+        list(x.split(7)),
+        torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, labels), 13),
+    ]
+    for data in forms:
+        found = certify_data(net, data, "C4", batch_size=11)
+        assert found.data_sha256 == whole.data_sha256
+        for one, other in zip(found.figures, whole.figures, strict=True):
+            assert one.observed == pytest.approx(other.observed, abs=1e-6)
+
+
+def test_the_model_is_left_as_it_was():
+    net = classifier().train()
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    certify_data(net, pictures(), "C4")
+    assert all(module.training for module in net.modules())
+    assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
+
+
+def test_a_certificate_survives_json_and_is_computed_again(tmp_path):
+    net, x = classifier(), pictures()
+    for within in (None, se.degrees(30), 0.4):
+        found = certify_data(net, x, "SO(2)", within)
+        found.save(tmp_path / "certificate.json")
+        loaded = StatisticalCertificate.load(tmp_path / "certificate.json")
+        assert loaded == found
+        assert loaded.differences(net, x, batch_size=9) == ()
+    assert any("data_sha256" in change for change in found.differences(net, x + 1))
+    assert any("acts" in change for change in found.differences(net, x, acts=Pictures("nearest")))
+    with torch.no_grad():
+        net[1].running_mean += 1.0  # a buffer, no parameter
+    assert any("weights_sha256" in change for change in found.differences(net, x))
+
+
+def test_a_certificate_that_was_edited_is_refused():
+    text = certify_data(classifier(), pictures(), "C4").to_json()
+    edited = json.loads(text)
+    edited["figures"][0]["bound"] = 0.0
+    with pytest.raises(SoftEquivError, match="damaged"):
+        StatisticalCertificate.from_json(json.dumps(edited))
+    with pytest.raises(SoftEquivError, match="not JSON"):
+        StatisticalCertificate.from_json(text[:50])
+    with pytest.raises(SoftEquivError, match="not a statistical certificate"):
+        StatisticalCertificate.from_json("{}")
+
+
+def test_softening_and_baking_are_seen_through_by_the_hash():
+    net = se.soften(classifier(), "C4", softness=0.5)
+    assert model_digest(net) == model_digest(se.bake(net, copy=True))
+    assert model_digest(net) != model_digest(classifier())
+
+
+def test_the_table_says_what_is_certified_and_how():
+    text = str(certify_data(classifier(), pictures(), "SO(2)", "30deg", confidence=0.95))
+    for part in (
+        "within 30deg",
+        "60 samples",
+        "confidence 0.95",
+        "Clopper-Pearson",
+        "betting",
+        "not certified",
+        "sha256",
+    ):
+        assert part in text
+
+
+class Broken(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.flatten(1)[:, :3] / 0
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"data": torch.randn(1, 1, 9, 9)}, "at least 2 held-out samples"),
+        ({"data": torch.randn(0, 1, 9, 9)}, "at least 2 held-out samples"),
+        ({"model": Broken()}, "NaN or infinity"),
+        ({"data": torch.full((3, 1, 9, 9), math.nan)}, "inputs hold NaN"),
+        ({"confidence": 1.0}, "between 0 and 1"),
+        ({"confidence": 0.0}, "between 0 and 1"),
+        ({"confidence": 99}, "between 0 and 1"),
+        ({"clip": -1.0}, "clip is the largest value"),
+        ({"batch_size": 0}, "batch_size"),
+        ({"data": "pictures"}, "cannot read data"),
+        ({"data": torch.zeros(5, 1, 9, 9, dtype=torch.uint8)}, "floating point"),
+        ({"model": nn.Conv1d(9, 2, 1), "data": torch.randn(5, 9, 9)}, "how does the group act on answers"),
+        ({"model": lambda x: x}, "torch module"),
+        ({"within": -1.0}, "range"),
+    ],
+)
+def test_bad_input_is_refused_with_a_sentence(change, sentence):
+    settings = {"model": classifier(), "data": pictures(8), "group": "SO(2)", **change}
+    with pytest.raises(SoftEquivError, match=sentence):
+        certify_data(**settings)
+
+
+@pytest.mark.parametrize(
+    "values", [torch.tensor([0.5, 1.5]), torch.tensor([math.nan]), torch.zeros(0), torch.zeros(2, 2)]
+)
+def test_a_mean_of_what_is_not_in_range_is_refused(values):
+    with pytest.raises(SoftEquivError, match=r"numbers in \[0, 1\]"):
+        mean_upper(values, 0.1)
+
+
+def test_a_still_answer_of_another_shape_is_a_distance():
+    found = certify_data(nn.Sequential(nn.Flatten(), nn.Linear(81, 1)), pictures(), "C4", target=Still(), clip=5.0)
+    assert [figure.name for figure in found.figures] == ["distance"]
