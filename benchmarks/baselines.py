@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from softequiv.experiments.costs import Cost, image_costs, tensor_costs
+from softequiv.experiments.costs import Cost, image_costs, tensor_costs, track_costs
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 BATCH, PIXELS, ROUNDS, CHANNELS = (256, 64, 30, 384) if DEVICE == "cuda" else (16, 32, 15, 128)
@@ -29,7 +29,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path, default=RESULTS)
     arguments = parser.parse_args()
-    found = image_costs(BATCH, PIXELS, ROUNDS, device=DEVICE) + tensor_costs(4 * BATCH, CHANNELS, ROUNDS, DEVICE)
+    found = [
+        *image_costs(BATCH, PIXELS, ROUNDS, device=DEVICE),
+        *tensor_costs(4 * BATCH, CHANNELS, ROUNDS, DEVICE),
+        *track_costs(4 * BATCH, 64, ROUNDS, DEVICE),
+    ]
     print("| network | against | numbers to learn | training step | inference |\n|---|---|---|---|---|")
     print("\n".join(map(line, found)))
     told = {

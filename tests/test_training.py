@@ -20,8 +20,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import softequiv as se
-from softequiv.actions import Moves, Still
+from softequiv.actions import Moves, Pictures, Still
 from softequiv.errors import SoftEquivError
+from softequiv.holding import GainLimit, HeldByMeasurement, limit_gain
 from softequiv.tasks.base import Examples, Held, Task
 from softequiv.training import Recipe, fit, saved
 from softequiv.training.parameters import parameter_groups
@@ -99,6 +100,27 @@ def test_a_run_cut_anywhere_ends_as_if_it_had_not_been(tmp_path, mode, changes):
         assert found.history == expected.history
         lines = (folder / "log.jsonl").read_text().splitlines()
         assert [json.loads(line) for line in lines] == expected.history
+
+
+def test_what_the_objective_and_later_calls_remember_is_taken_up_too(tmp_path):
+    recipe = Recipe(epochs=3, batch=8, rate=1e-2, save_every=2)
+
+    def parts(net: nn.Module) -> tuple[HeldByMeasurement, GainLimit]:
+        moves = Moves(Pictures(), se.C(4))
+        held = HeldByMeasurement(moves, target=1e-3, every=2, divergence="squared")
+        return held, limit_gain(net, 1.0)
+
+    whole, again = network(), network()
+    price, limit = parts(whole)
+    fit(whole, numbers(), recipe, STILL, objective=price, after_step=[limit])
+    cut = network()
+    first, second = parts(cut)
+    with pytest.raises(KilledError):
+        fit(cut, numbers(), recipe, STILL, objective=first, after_step=[second, killing(11)], folder=tmp_path)
+    later, last = parts(again)
+    fit(again, numbers(), recipe, STILL, objective=later, after_step=[last, killing(0)], folder=tmp_path)
+    assert later.price == price.price > 0
+    assert same(weights(again), weights(whole))
 
 
 def test_a_finished_run_is_not_trained_again(tmp_path):

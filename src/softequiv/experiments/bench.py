@@ -12,7 +12,7 @@ from importlib.util import find_spec
 
 import torch
 
-from softequiv.experiments.costs import image_costs, plain_cnn, tensor_costs
+from softequiv.experiments.costs import image_costs, plain_cnn, tensor_costs, track_costs
 from softequiv.experiments.speed import TENSOR_CASES, dense_over_ours, small_models, soft_ratios, spectrum_cost
 from softequiv.reps import Action
 
@@ -112,7 +112,11 @@ def models(compiled: bool = False) -> Part:
 def baselines() -> Part:
     """What people would use instead costs."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    found = image_costs(BATCH, PIXELS // 2, ROUNDS, device=device) + tensor_costs(4 * BATCH, 128, ROUNDS, device)
+    found = [
+        *image_costs(BATCH, PIXELS // 2, ROUNDS, device=device),
+        *tensor_costs(4 * BATCH, 128, ROUNDS, device),
+        *track_costs(4 * BATCH, 64, ROUNDS, device),
+    ]
     rows = [
         (
             f"{cost.name} ({cost.against})" if cost.name == "plain" else cost.name,

@@ -13,8 +13,10 @@ from torch import Tensor, nn
 from softequiv.actions import Moves, Pictures
 from softequiv.adapt import bake, soften
 from softequiv.baselines.augmentation import Augmented
+from softequiv.baselines.blurpool import BlurPool2d
 from softequiv.baselines.canonical import Canonical, WithPrior
 from softequiv.baselines.emlp import EMLP, EMLPRPP, MLP
+from softequiv.baselines.eqauto import EqAuto
 from softequiv.baselines.group_cnn import CentredHalving, GroupCNN, free_parameters
 from softequiv.baselines.paper import paper_soften
 from softequiv.baselines.penalty import Penalised
@@ -22,9 +24,11 @@ from softequiv.baselines.relaxed import RelaxedGroupCNN
 from softequiv.baselines.rpp import merged, rpp
 from softequiv.baselines.steerable import steerable_cnn
 from softequiv.experiments.speed import SOFTNESS, Work, inference, ratios, training_step
+from softequiv.gains import softness
 from softequiv.groups import SO, C, O, degrees
 from softequiv.reps import vector
-from softequiv.training.loop import Objective, Transform, plain
+from softequiv.tasks.forecaster import Forecaster
+from softequiv.training.loop import Loss, Objective, Transform, plain
 
 WIDTHS = (40, 80, 160)  # feature maps: divisible by 4, 5 and 8, so that all networks have as many
 CLASSES, CHANNELS = 10, 3
@@ -54,12 +58,17 @@ class Cost:
     inference: float
 
 
-def plain_cnn(widths: Sequence[int] = WIDTHS) -> nn.Sequential:
-    """Convolutions of 5 x 5 with batch norm, ReLU and centred halving, a mean over the picture and a linear head."""
+def centred(channels: int) -> nn.Module:
+    """The halving of all networks but the one that blurs."""
+    return CentredHalving()
+
+
+def plain_cnn(widths: Sequence[int] = WIDTHS, halving: Callable[[int], nn.Module] = centred) -> nn.Sequential:
+    """Convolutions of 5 x 5 with batch norm, ReLU and halving, a mean over the picture and a linear head."""
     layers: list[nn.Module] = []
     for before, after in zip((CHANNELS, *widths), widths, strict=False):
         layers += [nn.Conv2d(before, after, 5, padding=2, bias=False), nn.BatchNorm2d(after), nn.ReLU()]
-        layers.append(CentredHalving())
+        layers.append(halving(after))
     return nn.Sequential(*layers[:-1], nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(widths[-1], CLASSES))
 
 
@@ -89,6 +98,7 @@ def convolutional(widths: Sequence[int] = WIDTHS) -> dict[str, Contestant]:
 
     return {
         **on_any_model(lambda: plain_cnn(widths)),
+        "BlurPool": Contestant(plain_cnn(widths, BlurPool2d)),
         "group CNN, C4": Contestant(GroupCNN(C(4), CHANNELS, CLASSES, shared(4))),
         "group CNN, C8": Contestant(GroupCNN(C(8), CHANNELS, CLASSES, shared(8))),
         "relaxed group CNN, C4, 2 banks": Contestant(RelaxedGroupCNN(C(4), CHANNELS, CLASSES, 2, shared(4))),
@@ -104,6 +114,21 @@ def tensorial(channels: int) -> dict[str, Contestant]:
         "EMLP, O(5)": Contestant(EMLP(source, target, channels)),
         "EMLP-RPP, O(5)": Contestant(EMLPRPP(source, target, channels)),
     }
+
+
+def autoregressive(width: int) -> dict[str, Contestant]:
+    """Transformers that forecast tracks: plain, of vector neurons, and of our typed maps at softness 0."""
+    return {
+        PLAIN: Contestant(Forecaster(width), mean_square),
+        "EqAuto, SO(2)": Contestant(EqAuto(SO(2), width), mean_square),
+        "ours, typed, strict": Contestant(Forecaster(width, group=SO(2), gain=softness(0)), mean_square),
+    }
+
+
+def mean_square(model: nn.Module, x: Tensor, y: Tensor, loss: Loss, generator: torch.Generator) -> Tensor:
+    """A loss for answers that have no labels."""
+    answers: Tensor = model(x)
+    return answers.square().mean()
 
 
 def costs(contestants: dict[str, Contestant], x: Tensor, y: Tensor, against: str, rounds: int) -> list[Cost]:
@@ -137,3 +162,10 @@ def tensor_costs(batch: int, channels: int, rounds: int, device: str = "cpu") ->
     torch.manual_seed(0)
     x, y = torch.randn(batch, 10, device=device), torch.randint(5, (batch,), device=device)
     return costs(tensorial(channels), x, y, f"MLP of {channels} channels", rounds)
+
+
+def track_costs(batch: int, width: int, rounds: int, device: str = "cpu") -> list[Cost]:
+    """The costs of all that forecasts, on random tracks of 19 steps: each step is asked for the next."""
+    torch.manual_seed(0)
+    x, y = torch.randn(batch, 19, 2, device=device).cumsum(1), torch.zeros(batch, device=device)
+    return costs(autoregressive(width), x, y, f"transformer of width {width}", rounds)

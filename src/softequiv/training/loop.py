@@ -71,8 +71,9 @@ def fit(
 
     `moves` are the elements under which validation figures are taken; `transform` changes each batch before the
     objective sees it; `after_step` are called with the number of steps done. With a `folder` the training is saved
-    there every `save_every` steps and after each evaluation, and a later call with the same arguments goes on from
-    there and ends with the same weights. Weights softened in project mode are held to their constraint.
+    there every `save_every` steps and after each evaluation, with the state of the objective and of what is called, if
+    they have a `state_dict` of tensors; a later call with the same arguments goes on from there and ends with the same
+    weights. Weights softened in project mode are held to their constraint.
 
     >>> from softequiv.actions import Still
     >>> from softequiv.groups import C
@@ -83,13 +84,11 @@ def fit(
     >>> fit(nn.Linear(2, 2), task, recipe, Moves(Still(), C(1))).history[-1]["Acc"] > 0.9
     True
     """
-    run = _Run(model, task, recipe, moves, objective, transform, folder)
+    run = _Run(model, task, recipe, moves, objective, transform, folder, after_step)
     steps = range(run.standing.step, recipe.epochs * run.per_epoch)
     try:
         for step in progress(steps, "training", len(steps)):
             run.take(step)
-            for call in after_step:
-                call(step + 1)
             run.look(step)
         return run.finish()
     finally:
@@ -119,10 +118,13 @@ class _Run:
         objective: Objective,
         transform: Transform | None,
         folder: Path | None,
+        after_step: Sequence[Callable[[int], None]],
     ) -> None:
         self.accelerator = accelerator = _accelerator(recipe)
         self.model, self.recipe, self.moves = model.to(accelerator.device), recipe, moves
-        self.objective, self.transform, self.folder = objective, transform, folder
+        self.objective, self.transform, self.folder, self.after_step = objective, transform, folder, after_step
+        with_state: list[Any] = [part for part in (objective, *after_step) if hasattr(part, "state_dict")]
+        self.kept = {f"kept-{number}": part for number, part in enumerate(with_state)}
         self.task = task.to(accelerator.device)
         own = optimizer_of(model, recipe)
         if projected_weights(model):
@@ -182,6 +184,8 @@ class _Run:
             accelerator.clip_grad_norm_(self.running.parameters(), recipe.clip)
         self.optimizer.step()
         self.optimizer.zero_grad()
+        for call in self.after_step:
+            call(step + 1)
         if self.average:
             self.average.update()
         self.standing.step = step + 1
@@ -244,6 +248,7 @@ class _Run:
             return
         moments, settings = moments_of(self.model, self.optimizer)
         parts = {"model": weights_of(self.model), "optimizer": moments}
+        parts |= {place: part.state_dict() for place, part in self.kept.items()}
         if self.best is not None:
             parts["best"] = self.best
         if self.average:
@@ -275,6 +280,8 @@ class _Run:
             set_weights(self.model, parts["average"])
             self.average = Average(self.model, self.average.decay)
         set_weights(self.model, parts["model"])
+        for place, part in self.kept.items():
+            part.load_state_dict(parts.get(place, {}))
         self.standing, self.best = _Standing(**told["standing"]), parts.get("best")
 
 

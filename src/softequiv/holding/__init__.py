@@ -1,0 +1,22 @@
+"""What keeps the whole network at its target? Prices, noise, limits and mixtures, each alone and together."""
+
+from softequiv.holding.gain import GainLimit, freeze_rest, limit_gain, untouched
+from softequiv.holding.held import HeldByMeasurement
+from softequiv.holding.mixture import Mixture, total_variation
+from softequiv.holding.noise import Noisy, noisy
+from softequiv.holding.split import split_target
+from softequiv.holding.trainer import HeldCallback
+
+__all__ = [
+    "GainLimit",
+    "HeldByMeasurement",
+    "HeldCallback",
+    "Mixture",
+    "Noisy",
+    "freeze_rest",
+    "limit_gain",
+    "noisy",
+    "split_target",
+    "total_variation",
+    "untouched",
+]

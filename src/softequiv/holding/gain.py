@@ -1,0 +1,172 @@
+"""How much may the layers that we do not filter amplify what the filtered ones let through? No more than a bound times
+what they did at first; or they do not learn at all, or by low-rank updates only.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from softequiv.adapt.find import CONVOLUTIONS
+from softequiv.errors import SoftEquivError
+from softequiv.nn import soft_weights
+from softequiv.nn.weight import replace_stored
+
+LAYERS = (nn.Linear, *CONVOLUTIONS)
+NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
+SQUARINGS = 6  # of a Gram matrix: its 64th power, of which the largest singular value is all but alone
+TINY = 1e-30
+
+
+def untouched(model: nn.Module) -> list[str]:
+    """The names of linear and convolution layers without soft weights, in order, as PEFT's `target_modules` takes them.
+
+    Layers of types of their own, such as those inside `nn.MultiheadAttention`, and convolutions in groups are left out,
+    as LoRA does not know them.
+
+    >>> import softequiv as se
+    >>> layers = nn.Conv2d(1, 4, 3), nn.Flatten(), nn.Linear(36, 8), nn.Linear(8, 2)
+    >>> untouched(se.soften(nn.Sequential(*layers), "C4", softness=0))
+    ['2', '3']
+    """
+    return [
+        name
+        for name, module in _free_layers(model).items()
+        if type(module) in LAYERS and getattr(module, "groups", 1) == 1
+    ]
+
+
+def freeze_rest(model: nn.Module, learn: Iterable[str] = ()) -> list[str]:
+    """Let only soft weights, norms and the head learn, in place, and what `learn` names; the names of what learns.
+
+    The head is the last module with weights of its own. Weights held fixed downstream amplify the residual as much as
+    they did before training, and no more.
+
+    >>> import softequiv as se
+    >>> layers = nn.Conv2d(1, 4, 3, bias=False), nn.Conv2d(4, 4, 1), nn.Flatten(), nn.Linear(36, 2)
+    >>> freeze_rest(se.soften(nn.Sequential(*layers), "C4", softness=0))
+    ['0.parametrizations.weight.original', '3.weight', '3.bias']
+    """
+    soft = {id(weight.stored) for weight in soft_weights(model)}
+    if not soft:
+        raise SoftEquivError("this model has no soft weights that could go on learning; call soften first")
+    named = dict(model.named_parameters())
+    chosen = _named(named, learn)
+    modules = [module for module in model.modules() if next(module.parameters(recurse=False), None) is not None]
+    kept = [module for module in modules if isinstance(module, NORMS) or type(module).__name__.endswith("Norm")]
+    open_ = soft | {id(weight) for module in (*kept, modules[-1]) for weight in module.parameters()}
+    for name, weight in named.items():
+        weight.requires_grad_(id(weight) in open_ or name in chosen)
+    return [name for name, weight in named.items() if weight.requires_grad]
+
+
+class GainLimit:
+    """What `limit_gain` returns: called after a step of the optimiser, it scales back every layer beyond its limit.
+
+    `limits` are the largest norms allowed, by weight; they are its state.
+    """
+
+    def __init__(self, weights: Mapping[str, nn.Parameter], bound: float) -> None:
+        self._weights = dict(weights)
+        self.limits = {name: bound * float(schatten_norm(_matrix(weight))) for name, weight in weights.items()}
+
+    def __call__(self, step: int | None = None) -> None:
+        """W <- W min(1, limit / ||W||), for every layer; to be called after each step."""
+        for name, weight in self._weights.items():
+            if weight.requires_grad:
+                factor = (self.limits[name] / schatten_norm(_matrix(weight)).clamp(min=TINY)).clamp(max=1)
+                replace_stored(weight, factor.to(weight.dtype).mul)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The limits."""
+        return {name: torch.tensor(limit, dtype=torch.float64) for name, limit in self.limits.items()}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Go on with the limits that `state_dict` gave."""
+        if set(state) != set(self.limits):
+            raise SoftEquivError("this state limits other layers than those of this model; build both with one choice")
+        self.limits = {name: float(limit) for name, limit in state.items()}
+
+
+@torch.no_grad()
+def schatten_norm(matrix: Tensor) -> Tensor:
+    """(sum_i s_i^128)^(1/128) of the singular values of an (m, n) matrix, in at least float32: ().
+
+    It is never below the spectral norm, and above it by a factor of min(m, n)^(1/128) at most, 1.05 for 768. The sum is
+    the trace of the Gram matrix after six squarings; unlike a power iteration it remembers nothing, and a leading
+    direction that comes up overnight does not escape it.
+
+    >>> schatten_norm(torch.diag(torch.tensor([3.0, -4.0])))
+    tensor(4.0000)
+    """
+    x = matrix if matrix.dtype == torch.float64 else matrix.float()
+    gram = x @ x.T if x.shape[0] <= x.shape[1] else x.T @ x
+    trace = gram.trace().clamp(min=TINY)
+    log = trace.log()
+    for squaring in range(1, SQUARINGS + 1):
+        gram = gram / trace
+        gram = gram @ gram
+        trace = gram.trace().clamp(min=TINY)
+        log = log + trace.log() / 2**squaring
+    return (log / 2).exp()
+
+
+def limit_gain(
+    model: nn.Module, bound: float = 1.0, *, only: Iterable[str] | None = None, skip: Iterable[str] = ()
+) -> GainLimit:
+    """Keep ||W|| <= bound * ||W_0|| for every linear and convolution layer that we do not filter.
+
+    W_0 is the weight as it is now, as a matrix (out, in * kernel). Norms are `schatten_norm`, the spectral norm to a
+    few per cent and never below it: ||W||_op <= limit after every call, to rounding. A convolution's own norm is at
+    most sqrt(kernel entries) times its matrix's. Biases and norms' scales are free. A call makes the Gram matrix of
+    each weight and squares it six times: with n = min(out, in * kernel), as many products as a forward pass of n rows
+    and 6 n^3. `only` and `skip` are names or patterns of weights.
+
+    Give it to `fit` as `after_step=[limit]`, or call it after `optimizer.step()`; an optimiser calls it itself after
+    `optimizer.register_step_post_hook(lambda *_: limit())`.
+
+    >>> net = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    >>> limit, before = limit_gain(net, skip=["1.*"]), torch.linalg.matrix_norm(net[0].weight, 2)
+    >>> with torch.no_grad():
+    ...     _ = net[0].weight.mul_(7)
+    >>> limit()
+    >>> torch.allclose(torch.linalg.matrix_norm(net[0].weight, 2), before, rtol=1e-3)
+    True
+    """
+    if not (isinstance(bound, (int, float)) and 0 < bound < float("inf")):
+        raise SoftEquivError(f"the bound is a finite factor above 0 of what a layer's norm is now; got {bound!r}")
+    found = {f"{name}.weight".lstrip("."): layer.weight for name, layer in _free_layers(model).items()}
+    weights = {name: weight for name, weight in found.items() if isinstance(weight, nn.Parameter)}
+    chosen = _named(weights, only) if only is not None else set(weights)
+    chosen -= _named(weights, skip)
+    if not chosen:
+        raise SoftEquivError(f"{type(model).__name__} has no linear or convolution layer left to limit")
+    return GainLimit({name: weight for name, weight in weights.items() if name in chosen}, float(bound))
+
+
+def _free_layers(model: nn.Module) -> dict[str, nn.Module]:
+    """Linear and convolution layers without soft weights."""
+    soft = {id(weight.module) for weight in soft_weights(model)}
+    return {
+        name: module for name, module in model.named_modules() if isinstance(module, LAYERS) and id(module) not in soft
+    }
+
+
+def _named(names: Iterable[str], patterns: Iterable[str]) -> set[str]:
+    """The names that any pattern matches; each must match one."""
+    names, out = list(names), set()
+    for pattern in patterns:
+        hits = fnmatch.filter(names, pattern)
+        if not hits:
+            raise SoftEquivError(f"{pattern!r} names none of the weights {', '.join(names[:3])}, ...; correct it")
+        out.update(hits)
+    return out
+
+
+def _matrix(weight: Tensor) -> Tensor:
+    """(out, in * kernel)."""
+    whole: Tensor = weight.full_tensor() if hasattr(weight, "full_tensor") else weight
+    return whole.detach().flatten(1)

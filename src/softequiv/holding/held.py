@@ -1,0 +1,137 @@
+"""How does training keep the whole network at its target? By a price on the measured error, which rises while the error
+is above the target and falls to nothing below it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, distributed, nn
+
+from softequiv.actions import Acts, Moves, Still
+from softequiv.baselines.penalty import Divergence, Penalised
+from softequiv.errors import SoftEquivError
+from softequiv.measure.answers import tensor_of
+
+MEMORY = 0.9  # of the running error, per measurement
+STEEPEST = 1.0  # an error of twice the target or more raises the price no faster: it has a long way to fall back
+STATE = ("price", "error", "calls")
+
+
+class HeldByMeasurement:
+    """A training objective that holds the error of the answers at a target, by a primal-dual multiplier:
+
+        min_theta max_{price >= 0}  loss(F(x), y) + price * (e / target - 1),   e = mean D(F(g x), g F(x)),
+        price <- max(0, price + rate * min(e / target - 1, 1))                  at each measurement,
+
+    with D as in `Penalised`: "kl" as iErr has it, or "squared". The price is in units of the loss, and so means the
+    same for every target and divergence; an error below the target costs nothing, and training is then plain. The error
+    is measured at every `every`-th call, on the first `share` of the batch, and its term counts `every`-fold there:
+    1 + share / every forward passes a step on average, 1.125 by default. Measured are training batches in training
+    mode: dropout adds to the error, and what data not seen in training have must be measured on them.
+
+    `price`, the running mean `error` and the number of `calls` are its state: `state_dict` and `load_state_dict` carry
+    it over an interruption. Where there are many processes they share one price, that of their mean error.
+
+    >>> from softequiv import C
+    >>> from softequiv.actions import Pictures
+    >>> held = HeldByMeasurement(Moves(Pictures(), C(4)), target=0.1, every=1)
+    >>> net, x, y = nn.Sequential(nn.Flatten(), nn.Linear(4, 2)), 9 * torch.randn(64, 1, 2, 2), torch.zeros(64).long()
+    >>> objective = held(net, x, y, nn.functional.cross_entropy)
+    >>> held.price > 0, held.error > held.target
+    (True, True)
+    """
+
+    def __init__(
+        self,
+        moves: Moves,
+        target: float,
+        *,
+        every: int = 4,
+        share: float = 0.5,
+        rate: float = 0.05,
+        divergence: Divergence = "kl",
+        outputs: Acts | None = None,
+    ) -> None:
+        for name, value in (("target", target), ("rate", rate)):
+            if not (isinstance(value, (int, float)) and 0 < value < math.inf):
+                raise SoftEquivError(
+                    f"the {name} must be a finite number above 0; got {value!r}"
+                    + (": for an error of 0, constrain the weights (softness=0)" if value == 0 else "")
+                )
+        if not (isinstance(every, int) and every >= 1):
+            raise SoftEquivError(f"every counts steps between measurements, 1 or more; got {every!r}")
+        if not 0 < share <= 1:
+            raise SoftEquivError(f"share is the part of a batch that is measured, above 0 and up to 1; got {share!r}")
+        self.moves, self.target, self.every, self.share, self.rate = moves, float(target), every, float(share), rate
+        self._measured = Penalised(moves, 1.0, Still() if outputs is None else outputs, divergence)
+        self.price, self.error, self.calls = 0.0, math.nan, 0
+
+    def __repr__(self) -> str:
+        return f"HeldByMeasurement(target={self.target:g}, price={self.price:.3g}, error={self.error:.3g})"
+
+    def __call__(
+        self,
+        model: nn.Module,
+        x: Tensor,
+        y: Tensor,
+        loss: Callable[[Tensor, Tensor], Tensor],
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        answers = tensor_of(model(x))
+        return loss(answers, y) + self.term(model, x, answers, generator)
+
+    def term(
+        self,
+        model: Callable[[Tensor], Any],
+        x: Tensor,
+        answers: Tensor,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        """What a loop of your own adds to its loss, of the inputs and the model's answers to them; to be called once a
+        step. Zero between measurements.
+        """
+        due = self.calls % self.every == 0
+        self.calls += 1
+        if not due:
+            return answers.new_zeros(())
+        count = math.ceil(self.share * len(x))
+        chosen = self.moves.draw(count, generator)
+        moved = tensor_of(model(self.moves(x[:count], chosen)))
+        error = self._measured.penalty(answers[:count], moved, chosen)
+        self._follow(_mean_over_processes(error))
+        if self.price == 0:
+            return answers.new_zeros(())
+        return self.every * self.price * (error / self.target - 1)
+
+    def _follow(self, error: float) -> None:
+        """The price after a measurement."""
+        if not math.isfinite(error):
+            raise SoftEquivError(
+                f"the measured error became {error} at call {self.calls}; lower the learning rate, or clip gradients"
+            )
+        self.error = error if math.isnan(self.error) else MEMORY * self.error + (1 - MEMORY) * error
+        self.price = max(0.0, self.price + self.rate * min(error / self.target - 1, STEEPEST))
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Price, running error and calls, as float64."""
+        return {name: torch.tensor(getattr(self, name), dtype=torch.float64) for name in STATE}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from what `state_dict` gave."""
+        if set(state) != set(STATE):
+            raise SoftEquivError(f"the state of a held target has {', '.join(STATE)}; got {', '.join(state) or 'none'}")
+        self.price, self.error, self.calls = float(state["price"]), float(state["error"]), int(state["calls"])
+
+
+def _mean_over_processes(error: Tensor) -> float:
+    """The mean of what each process of a distributed training measured."""
+    value = error.detach().double()
+    if distributed.is_available() and distributed.is_initialized():
+        value = value.clone()
+        distributed.all_reduce(value)
+        value /= distributed.get_world_size()
+    return float(value)

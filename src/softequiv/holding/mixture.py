@@ -1,0 +1,84 @@
+"""What bounds the change of an answer, whatever the network does inside? Mixing probabilities: a free part that holds a
+share eps of them can move no more than that share.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from softequiv.errors import SoftEquivError
+from softequiv.measure.answers import tensor_of
+
+
+def total_variation(logits: Tensor, other: Tensor, dim: int = 1) -> Tensor:
+    """TV(p, q) = 1/2 sum_k |p_k - q_k|, p = softmax(logits), q = softmax(other) along `dim`, in at least float32.
+
+    It is the largest difference that any event's probability can have.
+
+    >>> total_variation(torch.tensor([[0.0, 0.0]]), torch.tensor([[100.0, 0.0]]))
+    tensor([0.5000])
+    """
+    if logits.shape != other.shape:
+        raise SoftEquivError(f"logits must have one shape; got {tuple(logits.shape)} and {tuple(other.shape)}")
+    p, q = (torch.softmax(x if x.dtype == torch.float64 else x.float(), dim) for x in (logits, other))
+    return (p - q).abs().sum(dim) / 2
+
+
+class Mixture(nn.Module):
+    """Class probabilities (1 - eps) softmax(strict(h)) + eps softmax(free(h)), h = trunk(x), as logarithms.
+
+    Logits are (N, K, ...), and log-probabilities are logits of themselves, so every loss and metric takes them. For a
+    group that moves inputs and leaves classes alone,
+
+        TV(p(x), p(g x)) <= (1 - eps) tv_strict + eps tv_free <= eps + (1 - eps) tv_strict,
+
+    whatever the free part is, and a free part that changes its mind altogether attains it: see `bound`. A class leads
+    at g x as at x where its probability at x leads by more than twice the bound.
+
+    It costs the forward passes of both parts. With a `trunk` that both share it costs the trunk and two heads: where
+    the trunk is equivariant, its pooled features are invariant and make the strict head (pool, then linear), and its
+    features as they are the free one (flatten, then linear). What is exact is strict(trunk(.)) as a whole: that is what
+    tv_strict must be known of.
+
+    >>> pooled, whole = nn.Linear(4, 3), nn.Linear(4 * 9, 3)
+    >>> strict = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), pooled)
+    >>> mixture = Mixture(strict, nn.Sequential(nn.Flatten(), whole), eps=0.1, trunk=nn.Conv2d(1, 4, 1))
+    >>> x = torch.randn(5, 1, 3, 3)
+    >>> bool((total_variation(mixture(x), mixture(x.rot90(1, (-2, -1)))) <= mixture.bound() + 1e-6).all())
+    True
+    """
+
+    def __init__(self, strict: nn.Module, free: nn.Module, eps: float, trunk: nn.Module | None = None) -> None:
+        super().__init__()
+        if not (isinstance(eps, (int, float)) and 0 <= eps <= 1):
+            raise SoftEquivError(f"eps is the share of the free part, from 0 to 1; got {eps!r}")
+        self.strict, self.free, self.eps = strict, free, float(eps)
+        self.trunk = nn.Identity() if trunk is None else trunk
+
+    def forward(self, x: Tensor) -> Tensor:
+        features = self.trunk(x)
+        strict, free = (tensor_of(part(features)) for part in (self.strict, self.free))
+        if strict.shape != free.shape:
+            raise SoftEquivError(
+                f"both parts must answer alike; the strict one gave {tuple(strict.shape)} and the free one "
+                f"{tuple(free.shape)}"
+            )
+        if self.eps in (0.0, 1.0):  # log 0 has no gradient
+            return torch.log_softmax(free if self.eps else strict, 1)
+        kept, let = (torch.log_softmax(part, 1) for part in (strict, free))
+        return torch.logaddexp(math.log1p(-self.eps) + kept, math.log(self.eps) + let)
+
+    def bound(self, tv_strict: float = 0.0) -> float:
+        """eps + (1 - eps) tv_strict: the most that an answer can change, in total variation.
+
+        `tv_strict` bounds that of the strict part, and is 0 where it is exactly invariant.
+        """
+        if not 0 <= tv_strict <= 1:
+            raise SoftEquivError(f"a total variation lies between 0 and 1; got {tv_strict!r}")
+        return self.eps + (1 - self.eps) * tv_strict
+
+    def extra_repr(self) -> str:
+        return f"eps={self.eps:g}"
