@@ -24,46 +24,10 @@ from torch import Tensor, nn
 from transformers import ResNetForImageClassification, ViTForImageClassification
 
 import softequiv as se
+from softequiv.experiments.backbones import ResNet56
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DATA = Path(os.environ.get("SOFTEQUIV_DATA", Path(__file__).resolve().parents[2] / "shared" / "data"))
-
-
-class Residual(nn.Module):
-    """Two 3x3 convolutions and a shortcut."""
-
-    def __init__(self, width_in: int, width: int, stride: int) -> None:
-        super().__init__()
-        self.conv1 = nn.Conv2d(width_in, width, 3, stride, 1, bias=False)
-        self.bn1 = nn.BatchNorm2d(width)
-        self.conv2 = nn.Conv2d(width, width, 3, 1, 1, bias=False)
-        self.bn2 = nn.BatchNorm2d(width)
-        changed = stride > 1 or width_in != width
-        layers = [nn.Conv2d(width_in, width, 1, stride, bias=False), nn.BatchNorm2d(width)] if changed else []
-        self.shortcut = nn.Sequential(*layers)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x)))))
-        return F.relu(y + self.shortcut(x))
-
-
-class ResNet56(nn.Module):
-    """The CIFAR-10 residual network with 9 blocks a stage."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv1, self.bn1 = nn.Conv2d(3, 16, 3, 1, 1, bias=False), nn.BatchNorm2d(16)
-        widths = [16, 16, 32, 64]
-        for stage in (1, 2, 3):
-            first = Residual(widths[stage - 1], widths[stage], 1 if stage == 1 else 2)
-            rest = [Residual(widths[stage], widths[stage], 1) for _ in range(8)]
-            setattr(self, f"layer{stage}", nn.Sequential(first, *rest))
-        self.linear = nn.Linear(64, 10)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = F.relu(self.bn1(self.conv1(x)))
-        x = self.layer3(self.layer2(self.layer1(x)))
-        return self.linear(x.mean((-2, -1)))
 
 
 class SameConv(nn.Conv2d):

@@ -63,10 +63,12 @@ def centred(channels: int) -> nn.Module:
     return CentredHalving()
 
 
-def plain_cnn(widths: Sequence[int] = WIDTHS, halving: Callable[[int], nn.Module] = centred) -> nn.Sequential:
+def plain_cnn(
+    widths: Sequence[int] = WIDTHS, halving: Callable[[int], nn.Module] = centred, channels: int = CHANNELS
+) -> nn.Sequential:
     """Convolutions of 5 x 5 with batch norm, ReLU and halving, a mean over the picture and a linear head."""
     layers: list[nn.Module] = []
-    for before, after in zip((CHANNELS, *widths), widths, strict=False):
+    for before, after in zip((channels, *widths), widths, strict=False):
         layers += [nn.Conv2d(before, after, 5, padding=2, bias=False), nn.BatchNorm2d(after), nn.ReLU()]
         layers.append(halving(after))
     return nn.Sequential(*layers[:-1], nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(widths[-1], CLASSES))

@@ -11,13 +11,14 @@ import torch
 from torch import nn
 
 from softequiv.adapt import soften
-from softequiv.baselines.group_cnn import CentredHalving, GroupCNN
+from softequiv.baselines.group_cnn import GroupCNN
 from softequiv.baselines.relaxed import RelaxedGroupCNN
 from softequiv.baselines.steerable import steerable_cnn
 from softequiv.experiments.arms import Armed, restore_variance
 from softequiv.experiments.base import Experiment, Scale
 from softequiv.experiments.cells import Cell, Figures, Row, Settings
 from softequiv.experiments.compare import better_at_equal_gain, curves, trade_off
+from softequiv.experiments.costs import plain_cnn
 from softequiv.experiments.pages import Page
 from softequiv.experiments.t1 import RANGE, digits, stop_table, trained_and_judged
 from softequiv.gains import softness
@@ -54,15 +55,6 @@ def cells(scale: Scale) -> list[Cell]:
     ]
 
 
-def plain_cnn(widths: Sequence[int]) -> nn.Sequential:
-    """A CNN with the group CNN's body and no group."""
-    layers: list[nn.Module] = []
-    for before, after in zip((1, *widths), widths, strict=False):
-        layers += [nn.Conv2d(before, after, 5, padding=2, bias=False), nn.BatchNorm2d(after), nn.ReLU()]
-        layers.append(CentredHalving())
-    return nn.Sequential(*layers[:-1], nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(widths[-1], 10))
-
-
 def network(arm: str, dial: float, seed: int) -> nn.Module:
     """The network of an arm, all with as many feature maps."""
     torch.manual_seed(seed)
@@ -73,7 +65,7 @@ def network(arm: str, dial: float, seed: int) -> nn.Module:
         return GroupCNN(GROUP, 1, 10, widths=WIDTHS)
     if arm == "ours (typed)":
         return steerable_cnn(SO(2), 1, 10, widths=WIDTHS, gain=softness(dial))
-    model: nn.Module = plain_cnn(wide)
+    model: nn.Module = plain_cnn(wide, channels=1)
     if arm == "ours":
         soften(model, SO(2), softness=dial)
         restore_variance(model)
