@@ -15,7 +15,7 @@ from typing import Any
 from softequiv._files import written_whole
 from softequiv.experiments.cells import Row
 
-LONGEST_TEXT = 1000  # characters of a figure that is told
+LONGEST = 20_000  # characters of a figure that is told beside a page
 
 Draw = Callable[[Any], None]  # what it is given is a matplotlib figure
 
@@ -107,9 +107,8 @@ def write_page(page: Page, rows: Sequence[Row], folder: Path, name: str) -> Path
     for figure in page.figures:
         with written_whole(folder / f"{name}-{figure.name}.svg") as part:
             part.write_bytes(drawn(figure))
-    told = {"title": page.title, "claims": [asdict(claim) for claim in page.claims], "rows": [*map(row_told, rows)]}
     files = {
-        f"{name}.json": json.dumps(told, indent=0),
+        f"{name}.json": told(page, rows),
         f"{name}.csv": comma_separated(rows),
         f"{name}.md": markdown(page, rows, name),
     }
@@ -143,9 +142,16 @@ def write_index(folder: Path) -> None:
         part.write_text(f"# Results\n\n{table.markdown()}", encoding="utf-8")
 
 
+def told(page: Page, rows: Sequence[Row]) -> str:
+    """Claims and rows as JSON, a line for each row."""
+    head = json.dumps({"title": page.title, "claims": [asdict(claim) for claim in page.claims]})
+    lines = ",\n".join(json.dumps(row_told(row)) for row in rows)
+    return f'{head[:-1]}, "rows": [\n{lines}\n]}}\n'
+
+
 def row_told(row: Row) -> dict[str, Any]:
     """A row as JSON, its figures to six digits; pictures stay in the cells."""
-    small = {k: v for k, v in row.figures.items() if not (isinstance(v, str) and len(v) > LONGEST_TEXT)}
+    small = {k: v for k, v in row.figures.items() if len(json.dumps(v)) <= LONGEST}
     figures = {k: float(f"{v:.6g}") if isinstance(v, float) else v for k, v in small.items()}
     return {"settings": dict(row.settings), "figures": figures, "seconds": row.seconds, "device": row.device}
 
