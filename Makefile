@@ -11,14 +11,14 @@ STAMP := $(VENV)/.installed
 
 # A benchmark against EMLP needs an interpreter that has it (see the head of the file): make bench EMLP_PYTHON=...
 EMLP_PYTHON ?=
-BENCHMARKS = benchmarks/spectra.py benchmarks/grid_actions.py  # the others need a GPU, or weights and images
+BENCHMARKS = benchmarks/spectra.py benchmarks/grid_actions.py benchmarks/baselines.py  # the others need a GPU, or weights and images
 
 SETUP_COST = The first run installs about 1.6 GB into $(VENV) (CPU build of torch), in one to two minutes.
 
 .PHONY: test demo docs bench setup clean
 
 test:
-	@echo "make test: lint, types, tests and doctests, about six minutes on two cores. $(SETUP_COST)"
+	@echo "make test: lint, types, tests and doctests, about seven minutes on two cores. $(SETUP_COST)"
 	@$(MAKE) --no-print-directory setup
 	$(BIN)/ruff check .
 	$(BIN)/mypy src
