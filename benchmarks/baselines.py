@@ -1,7 +1,7 @@
 """What does each baseline cost beside ours? Numbers to learn, training step and inference as ratios to the plain model.
 
 All networks have as many feature maps, and take turns on one batch of random pictures, float32, AdamW; medians. On a
-GPU batches are larger. `--json PATH` writes the figures, docs/results/baselines.json unless told otherwise.
+GPU batches are larger. `--json PATH` writes the figures.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from softequiv.experiments.costs import Cost, image_costs, tensor_costs, track_c
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 BATCH, PIXELS, ROUNDS, CHANNELS = (256, 64, 30, 384) if DEVICE == "cuda" else (16, 32, 15, 128)
-RESULTS = Path(__file__).resolve().parents[1] / "docs" / "results" / "baselines.json"
 
 
 def line(cost: Cost) -> str:
@@ -27,7 +26,7 @@ def line(cost: Cost) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", type=Path, default=RESULTS)
+    parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     found = [
         *image_costs(BATCH, PIXELS, ROUNDS, device=DEVICE),
@@ -45,7 +44,8 @@ def main() -> None:
         "rounds": ROUNDS,
         "rows": [asdict(cost) for cost in found],
     }
-    arguments.json.write_text(json.dumps(told, indent=1) + "\n")
+    if arguments.json:
+        arguments.json.write_text(json.dumps(told, indent=1) + "\n")
 
 
 if __name__ == "__main__":
