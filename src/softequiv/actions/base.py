@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from softequiv.errors import SoftEquivError
 from softequiv.groups import Element, Group
 
 
@@ -40,7 +41,7 @@ class Acts(ABC):
 
     def each(self, x: Tensor, group: Group, stack: Tensor) -> Tensor:
         """Sample i moved by element i, all in one call: x is (N, ...), `stack` the N elements as `stacked` has them."""
-        raise NotImplementedError(f"{type(self).__name__} moves samples one element at a time")
+        raise SoftEquivError(f"{type(self).__name__} defines stacked without each; define both, or neither")
 
     def valid_each(self, x: Tensor, group: Group, stack: Tensor) -> Tensor | None:
         """`valid` sample by sample: bool, (N, ...) and broadcastable to x; None where all entries are real."""

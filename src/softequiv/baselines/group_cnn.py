@@ -15,6 +15,7 @@ to pixels, equivariance is exact.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any, get_args
@@ -85,7 +86,7 @@ def checked_plane(group: Group) -> Group:
     return group
 
 
-class _ElementConv2d(nn.Module):
+class _ElementConv2d(nn.Module, ABC):
     """What the convolutions over a group share: one bank of stored filters, expanded and applied as an ordinary
     convolution.
 
@@ -147,9 +148,9 @@ class _ElementConv2d(nn.Module):
         y: Tensor = functional.conv2d(flat, kernel, spread, self.stride, self.padding).unflatten(1, (-1, self.order))
         return y
 
+    @abstractmethod
     def flattened(self, x: Tensor) -> Tensor:
         """The input as an ordinary one, (N, in sources, H, W)."""
-        raise NotImplementedError
 
     def forward(self, x: Tensor) -> Tensor:
         return self.convolve(x, self.expanded(), self.bias)

@@ -112,11 +112,7 @@ class Certificate:
     @staticmethod
     def load(path: str | Path) -> Certificate:
         """Read a certificate that `save` wrote."""
-        try:
-            text = Path(path).read_text()
-        except (OSError, UnicodeDecodeError) as problem:
-            raise SoftEquivError(f"{path} cannot be read as a certificate: {problem}") from None
-        return read(text, str(path))
+        return read(text_of(path), str(path))
 
     def verify(self, model: nn.Module) -> Verification:
         """Does this certificate hold for that model? Weights are compared by their bytes and certified again.
@@ -257,6 +253,14 @@ def bakeable(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
         made = list(cast(Any, module).parametrizations) if parametrize.is_parametrized(module) else []
         for attribute in (*made, *(name for name, _ in module.named_parameters(recurse=False))):
             yield f"{prefix}.{attribute}".lstrip("."), getattr(module, attribute).detach()
+
+
+def text_of(path: str | Path) -> str:
+    """The text of a certificate's file."""
+    try:
+        return Path(path).read_text()
+    except (OSError, UnicodeDecodeError) as problem:
+        raise SoftEquivError(f"{path} cannot be read as a certificate: {problem}") from None
 
 
 def versions() -> dict[str, str]:

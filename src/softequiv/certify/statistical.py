@@ -31,6 +31,7 @@ from softequiv.certify.certificate import (
     read_range,
     refuse_unnamed,
     span,
+    text_of,
     versions,
     write_range,
 )
@@ -137,11 +138,7 @@ class StatisticalCertificate:
     @staticmethod
     def load(path: str | Path) -> StatisticalCertificate:
         """Read a certificate that `save` wrote."""
-        try:
-            text = Path(path).read_text()
-        except (OSError, UnicodeDecodeError) as problem:
-            raise SoftEquivError(f"{path} cannot be read as a certificate: {problem}") from None
-        return read(text, str(path))
+        return read(text_of(path), str(path))
 
     def differences(
         self,
