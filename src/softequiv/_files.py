@@ -20,7 +20,7 @@ def written_whole(path: str | Path) -> Iterator[Path]:
     ['a.txt']
     """
     target = Path(path)
-    part = target.with_name(f".{target.name}.part")
+    part = target.with_name(f".{target.name}.{os.getpid()}.part")  # processes may write the same file
     try:
         yield part
         os.replace(part, target)
