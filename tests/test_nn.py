@@ -741,3 +741,50 @@ def test_filters_pass_batched_gradients_traces_and_autocast():
         layer(x).float().square().sum().backward()
     gradient = parameters[0].grad if parameters[0].ndim == 2 else parameters[1].grad
     assert torch.allclose(se.softness(0)(gradient, space >> space), gradient, atol=1e-5 * float(gradient.abs().max()))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16])
+@pytest.mark.parametrize("sizes,softness", [((3, 3), 0.9), ((3, 3), 0.0), ((7, 7), 0.5), ((8, 8), 0.5), ((9, 9), 0.5)])
+def test_a_kernel_goes_the_short_way_to_the_same_weight_and_gradient(sizes, softness, dtype):
+    """Bit for bit what the filter itself gives, with and without autocast, which stays as it was."""
+    layer = nn.Conv2d(2, 3, sizes, dtype=dtype).to(memory_format=torch.channels_last)
+    soften_weight(layer, "weight", Soft(se.grid(se.SO(2), *sizes), se.softness(softness)))
+    (weight,) = soft_weights(layer)
+    wanted = weight.soft.gain.on(weight.soft.rep).to(torch.promote_types(dtype, torch.float32), torch.device("cpu"))
+    direction = noise(3, 2, *sizes).to(dtype)
+    expected = wanted(weight.stored)
+    (expected_gradient,) = torch.autograd.grad(expected, weight.stored, direction)
+    for enabled in (False, True):
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            value = layer.weight
+            assert torch.is_autocast_enabled("cpu") == enabled
+        (gradient,) = torch.autograd.grad(value, weight.stored, direction)
+        assert torch.equal(value, expected) and torch.equal(gradient, expected_gradient)
+    assert value.dtype == dtype
+
+
+def test_a_kernel_of_another_size_is_refused_though_its_numbers_would_fit():
+    layer = nn.Conv2d(2, 2, 3)
+    soften_weight(layer, "weight", Soft(se.grid(se.C(4), 3, 3), se.softness(0)))
+    layer.weight = torch.randn(2, 2, 6, 6)
+    with torch.autocast("cpu", torch.bfloat16):
+        with pytest.raises(WeightError, match=r"trailing axes \(3, 3\); got shape \(2, 2, 6, 6\)"):
+            layer.weight  # noqa: B018
+        assert torch.is_autocast_enabled("cpu")
+
+
+def test_a_kernel_follows_its_parameter_and_its_dial_at_every_read():
+    """Nothing is remembered between two reads: edits that no version counter sees are seen."""
+    rep = se.grid(se.SO(2), 3, 3)
+    layer = nn.Conv2d(2, 2, 3)
+    soften_weight(layer, "weight", Soft(rep, se.softness(0)))
+    (weight,) = soft_weights(layer)
+    for step, softness in enumerate((0.0, 0.4, 0.9, 1.0)):
+        se.set_softness(layer, softness)
+        weight.stored.data.copy_(noise(2, 2, 3, 3, seed=step))
+        assert_same(layer.weight, se.softness(softness)(noise(2, 2, 3, 3, seed=step), rep), noise(2, 2, 3, 3))
+        swapped = {"parametrizations.weight.original": noise(2, 2, 3, 3, seed=step + 9), "bias": layer.bias.detach()}
+        x = noise(1, 2, 5, 5)
+        found = torch.func.functional_call(layer, swapped, (x,))
+        kernel = se.softness(softness)(swapped["parametrizations.weight.original"], rep)
+        assert_same(found, nn.functional.conv2d(x, kernel, layer.bias), x)

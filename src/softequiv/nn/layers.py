@@ -29,7 +29,8 @@ def _soften(layer: nn.Module, weight: Soft, target: Rep, mode: Mode) -> None:
         layer.weight.mul_(restored_scale(weight, layer.weight))  # type: ignore
     soften_weight(layer, "weight", weight, mode)
     if getattr(layer, "bias", None) is not None:
-        soften_weight(layer, "bias", Soft(target, weight.gain, Layout(axis=0)), mode)
+        layout = Layout() if len(target.shape) == 1 else Layout(axis=0)  # only a space of several axes is stored flat
+        soften_weight(layer, "bias", Soft(target, weight.gain, layout), mode)
 
 
 def restored_scale(soft: Soft, weight: Tensor) -> float:

@@ -20,6 +20,7 @@ from softequiv.errors import SoftEquivError, WeightError
 from softequiv.gains import Composed, Cone, Gain, WeightFilter
 from softequiv.reps import Rep
 from softequiv.spectrum import Filter
+from softequiv.spectrum.transforms import Matrix, tf32_allowed
 
 Mode = Literal["parametrize", "project"]
 MARK = "_soft_weights"  # where a plain module remembers what `hold` must project
@@ -72,6 +73,7 @@ class FilteredWeight(nn.Module):
 
     filter: WeightFilter
     held: WeightFilter
+    matrix: Tensor | None  # (D, D), where the filter of a kernel is one product with it
 
     def __init__(self, soft: Soft, mode: Mode, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
@@ -85,6 +87,9 @@ class FilteredWeight(nn.Module):
         self.fitted = (torch.float64 if dtype == torch.float64 else torch.float32, device)
         self.filter = soft.gain.on(soft.rep).to(*self.fitted)
         self.held = soft.gain.constraint(soft.rep).to(*self.fitted) if self.mode == "project" else self.filter
+        core = self.filter.core if isinstance(self.filter, Filter) and soft.layout == Layout() else None
+        self.matrix = core.matrix if isinstance(core, Matrix) else None
+        self.shape = soft.rep.shape
 
     def fit(self, dtype: torch.dtype, device: torch.device) -> None:
         """Make the filters anew, from exact ones, where the weight has another precision or place than before."""
@@ -93,7 +98,22 @@ class FilteredWeight(nn.Module):
             self.set_soft(self.soft, precision, device)
 
     def forward(self, theta: Tensor) -> Tensor:
-        return self._through(self.filter, theta)
+        matrix = None if torch.compiler.is_compiling() else self.matrix
+        if (
+            matrix is None
+            or (theta.dtype, theta.device) != self.fitted
+            or theta.shape[-len(self.shape) :] != self.shape
+            or tf32_allowed(theta)
+        ):
+            return self._through(self.filter, theta)
+        # a kernel, by the shortest way: each forward pass filters all of them, and Python takes longer than the product
+        kind = theta.device.type
+        autocast = torch.is_autocast_enabled(kind)
+        torch.set_autocast_enabled(kind, False)
+        try:
+            return torch.mm(theta.reshape(-1, len(matrix)), matrix).view(theta.shape)
+        finally:
+            torch.set_autocast_enabled(kind, autocast)
 
     def right_inverse(self, weight: Tensor) -> Tensor:
         """A weight that is assigned becomes Theta as it is: pretrained values are kept."""
