@@ -13,7 +13,7 @@ MODELS = (
 )
 ACTIONS = "Acts Moves Pictures Points Still Tokens Vectors"
 GUARANTEES = (
-    "certify Certificate certify_network NetworkCertificate certify_data StatisticalCertificate "
+    "certify Certificate certify_network NetworkCertificate StatisticalCertificate "
     "certify_smoothed Smoothed SmoothedCertificate"
 )
 MEASURES = "measure Measurement attribute Attribution"

@@ -26,7 +26,20 @@ from softequiv.cli import commands, doctor, given
 from softequiv.tasks.images import Squares, open_images
 from zoo import CASES
 
-COMMANDS = ("soften", "plan", "certify", "measure", "train", "bake", "report", "reproduce", "bench", "demo", "doctor")
+COMMANDS = (
+    "soften",
+    "plan",
+    "certify",
+    "measure",
+    "train",
+    "bake",
+    "report",
+    "reproduce",
+    "sweep",
+    "bench",
+    "demo",
+    "doctor",
+)
 CLASSES = 5
 PROCESSOR = {
     "image_processor_type": "ViTImageProcessor",
@@ -144,7 +157,37 @@ def test_a_certificate_that_does_not_hold_is_a_no(home: Path, tmp_path: Path) ->
 
 def test_certify_compares_the_action_on_pictures(home: Path) -> None:
     assert found("certify", home / "soft")["gaps"] == []
-    assert found("certify", home / "soft", "--data", home / "loose")["gaps"] != []
+    assert found("certify", home / "soft", "--images", home / "loose")["gaps"] != []
+
+
+def test_certify_over_data_is_that_of_the_library(home: Path, tmp_path: Path) -> None:
+    page, model = tmp_path / "answers.json", open_model(home / "soft")
+    images = open_images(home / "classes", model, seed=3)
+    expected = se.certify(model, data=images, confidence=0.9, seed=3)
+    arguments = ("certify", home / "soft", "--data", home / "classes", "--confidence", 0.9, "--seed", 3, "-o", page)
+    entries = found(*arguments)
+    assert se.StatisticalCertificate.load(page) == expected and expected.within == se.degrees(30)
+    assert [figure["bound"] for figure in entries["figures"]] == [figure.bound for figure in expected.figures]
+    shown = call(*arguments).stdout
+    assert "with confidence 0.9" in shown and "flip rate" in shown and "not certified: any single picture" in shown
+    again = ("--verify", page, "--data", home / "classes")
+    assert found("certify", home / "soft", *again) == {"ok": True, "changes": []}
+    result = call("certify", home / "vit", *again)
+    assert result.exit_code == 1 and "weights_sha256 was" in result.stdout
+    plain = found("certify", home / "vit", "-g", "C4", "--data", home / "loose")
+    assert plain["confidence"] == 0.99 and plain["samples"] == 3
+
+
+def test_soften_shares_out_a_target_of_the_network(home: Path, tmp_path: Path) -> None:
+    arguments = (home / "vit", "-g", "C4", "-e", 1e-3, "-w", "90deg", "--scope", "network", "-d", home / "loose")
+    planned = found("plan", *arguments)
+    assert planned["note"].startswith("network: mean KL")
+    softened = found("soften", *arguments, "-o", tmp_path / "soft")
+    assert softened["weights"] == planned["weights"]
+    model = open_model(tmp_path / "soft")
+    images = open_images(home / "loose", model)
+    errors = se.plan(open_model(home / "vit"), "C4", error=1e-3, within="90deg", scope="network", data=images).weights
+    assert [weight.soft.gain for weight in se.soft_weights(model)] == [weight.soft.gain for weight in errors]
 
 
 def test_measure_gives_the_figures_of_the_library_on_the_same_pictures(home: Path) -> None:
@@ -271,6 +314,11 @@ ERRORS = [
     (("plan", "vit", "-s", "0.5"), 2, "Missing option"),
     (("plan", "vit", "-g", "C4", "-s", "half"), 2, "'--softness'"),
     (("certify", "soft", "--verify", "page.json", "-o", "x"), 2, "--verify takes everything from the certificate"),
+    (("certify", "soft", "--confidence", "0.9"), 2, "--confidence belongs to --data"),
+    (("certify", "soft", "--images", "loose", "--data", "loose"), 2, "give one"),
+    (("certify", "soft", "--data", "loose", "--confidence", "2"), 3, "between 0 and 1"),
+    (("plan", "vit", "-g", "C4", "-e", "0.1", "-w", "30deg", "--scope", "network"), 2, "belong together"),
+    (("plan", "vit", "-g", "C4", "-e", "0.1", "-w", "30deg", "--scope", "x"), 3, "unknown scope 'x'"),
     (("dance",), 2, "dance"),
 ]
 

@@ -227,6 +227,11 @@ def test_two_processes_print_and_write_once(home: Path, tmp_path: Path) -> None:
     assert result.returncode == 0, result.stderr
     entries = json.loads(result.stdout)  # one object
     assert entries["processes"] == 2 and open_model(tmp_path / "out" / "model") is not None
+    recipe = tmp_path / "recipe.json"
+    recipe.write_text(json.dumps({**entries["recipe"], "accumulate": 2}))
+    alone = found("train", home / "vit", "--data", home / "classes", "-o", tmp_path / "one", "--recipe", recipe)
+    losses = [line["loss"] for line in alone["history"]]
+    assert [line["loss"] for line in entries["history"]] == pytest.approx(losses, abs=1e-5)  # they train one model
 
 
 def test_tensorboard_is_asked_for_by_name(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -90,6 +90,32 @@ def test_who_interrupts_does_not_wait_for_the_cells_that_are_left(tmp_path):
     assert 1 <= len([*(tmp_path / "cells").glob("*.json")]) < 20
 
 
+@pytest.mark.slow
+def test_processes_do_not_outlive_the_one_that_started_them(tmp_path):
+    script = tmp_path / "run.py"
+    script.write_text(INTERRUPTED.format(tests=str(Path(__file__).resolve().parent), folder=str(tmp_path)))
+    with subprocess.Popen([sys.executable, str(script)], stderr=subprocess.DEVNULL, start_new_session=True) as run:
+        while run.poll() is None and not [*(tmp_path / "cells").glob("*.json")]:
+            time.sleep(0.05)
+        run.kill()
+    until = time.monotonic() + 30
+    while alive_in(run.pid):
+        assert time.monotonic() < until, "its processes live on"
+        time.sleep(0.1)
+    done = len([*(tmp_path / "cells").glob("*.json")])
+    time.sleep(1.2)
+    assert len([*(tmp_path / "cells").glob("*.json")]) == done < 20
+
+
+def alive_in(session: int) -> bool:
+    """Whether a process of the group is there."""
+    try:
+        os.killpg(session, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
 INTERRUPTED = """
 import sys
 sys.path.insert(0, {tests!r})

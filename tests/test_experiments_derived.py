@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from softequiv.experiments import whole_network
+from softequiv.experiments.arms import ARMS
 from softequiv.experiments.cells import Cell, Row
 from softequiv.experiments.pages import Page, write_page
 from softequiv.experiments.registry import experiment, names
@@ -68,6 +70,36 @@ def test_hard_against_smooth_says_who_is_ahead(better, holds, tmp_path):
     assert claims and all(claim.holds is holds for claim in claims)
 
 
+def of_dials(settings: Any, better: bool) -> dict[str, float]:
+    """Figures in which a mixture's error is its share, and a held target lowers the error at the accuracy of all, or
+    not."""
+    error = {"mixture": settings["dial"], "held": 0.1 if better else 0.6}.get(settings["arm"], 0.5)
+    spread = 0.001 * settings["seed"]
+    ends = ("", " 30", " 15", " 45", " 60", " 90", " 180", " all", " disc")
+    return {f"{key}{end}": 0.8 + spread for key in ("Acc", "aAcc", "cAcc") for end in ends} | {
+        f"iErr{end}": error * (1 + spread) for end in ends
+    }
+
+
+@pytest.mark.parametrize("better", [True, False])
+def test_a_dial_of_the_whole_network_is_compared_with_augmentation(better, tmp_path):
+    own = experiment("whole-network")
+    rows = made_up(own.cells("small"), lambda settings: of_dials(settings, better))
+    found = own.page(rows, "small")
+    assert found.title in write_page(found, rows, tmp_path, "whole-network-small").read_text()
+    held = [claim for claim in found.claims if "turns: held beats" in claim.text]
+    mixed = [claim for claim in found.claims if "dial of mixture" in claim.text]
+    assert len(held) == len(mixed) == 4  # two backbones, trained with turns and without
+    assert all(claim.holds is better for claim in held) and all(claim.holds for claim in mixed)
+    one = own.page([row for row in rows if row["seed"] == 0], "small")
+    assert not any(claim.holds for claim in one.claims if "beats" in claim.text)
+
+
+def test_the_arms_of_the_whole_network_are_known_and_their_costs_told():
+    arms = {cell.settings["arm"] for cell in experiment("whole-network").cells("small")}
+    assert arms == set(whole_network.COSTS) and arms <= set(ARMS)
+
+
 def test_choosing_by_validation_is_compared_with_the_test(tmp_path):
     own = experiment("softness-selection")
 
@@ -86,4 +118,4 @@ def test_curves_over_softness_have_a_panel_for_each_backbone(tmp_path):
 
 def test_every_experiment_of_the_paper_is_there():
     expected = "T1 T1b T2 T3 T4 T5 T6 T7 F1 F2 F3 F4 F5 hard-vs-smooth full-equivariant softness-selection"
-    assert names() == expected.split()
+    assert names() == [*expected.split(), "whole-network"]

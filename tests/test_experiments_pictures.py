@@ -22,6 +22,7 @@ pytest.importorskip("PIL")
 transformers: Any = pytest.importorskip("transformers")
 
 from softequiv.actions import Moves, Pictures  # noqa: E402
+from softequiv.asking.answers import tensor_of  # noqa: E402
 from softequiv.baselines.canonical import Canonical, prior_loss  # noqa: E402
 from softequiv.errors import SoftEquivError  # noqa: E402
 from softequiv.experiments import t2, t3, t4  # noqa: E402
@@ -41,7 +42,6 @@ from softequiv.experiments.finetune import (  # noqa: E402
 from softequiv.experiments.judged import judged, turns  # noqa: E402
 from softequiv.experiments.pages import drawn  # noqa: E402
 from softequiv.groups import SO, C, degrees  # noqa: E402
-from softequiv.measure.answers import tensor_of  # noqa: E402
 from softequiv.tasks.base import Held  # noqa: E402
 from softequiv.tasks.classification import Classification  # noqa: E402
 from softequiv.tasks.folders import IMAGENET  # noqa: E402

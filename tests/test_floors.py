@@ -19,6 +19,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("spectrum",),
     ("gains",),
     ("nn",),
+    ("asking",),
     ("adapt",),
     ("certify", "measure"),
     ("baselines",),

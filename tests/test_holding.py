@@ -16,6 +16,7 @@ from torch.nn import functional
 import softequiv as se
 from digits import digits, trained
 from softequiv.actions import Moves, Pictures
+from softequiv.asking import kl_divergence
 from softequiv.errors import SoftEquivError, WeightError
 from softequiv.gains import least_distortion
 from softequiv.holding import (
@@ -30,7 +31,6 @@ from softequiv.holding import (
     untouched,
 )
 from softequiv.holding.gain import schatten_norm
-from softequiv.measure.functional import kl_divergence
 from softequiv.nn import soft_weights, soften_weight
 
 QUARTERS = Moves(Pictures(), se.C(4), elements=list(se.C(4).elements())[1:])
@@ -546,3 +546,24 @@ def test_a_target_out_of_reach_is_said(pooled_reader: nn.Module) -> None:
         split_target(trained(reader(), digits(), 1, 1e-2), 1e-3, digits()[0][:50], QUARTERS, se.degrees(90))
     with pytest.raises(SoftEquivError, match="above 0"):
         split_target(pooled_reader, 0, digits()[0][:50], QUARTERS, se.degrees(90))
+
+
+# Strides
+
+
+@torch.no_grad()
+def test_kernels_softened_under_shifts_alias_less_at_equal_energy() -> None:
+    """A strided layer cannot follow a shift by one pixel; kernels without high frequencies have less to follow."""
+    torch.manual_seed(0)
+    x = torch.randn(16, 3, 32, 32)
+    changes, kept = [], []
+    for group, s in ((se.Shifts(5, 5), 0.5), (se.SO(2), 0.45)):
+        layer = nn.Conv2d(3, 64, 5, stride=2, padding=2, bias=False)
+        plain = layer.weight.clone()
+        se.soften(layer, group, softness=s)
+        kept.append(float(layer.weight.norm() / plain.norm()))
+        inner = slice(4, -4)  # of 16 x 16, away from the border
+        y, moved = layer(x)[..., inner, inner], layer(x.roll(1, -1))[..., inner, inner]
+        changes.append(float((moved - y).norm() / y.norm()))
+    assert kept[0] >= kept[1]
+    assert changes[0] < 0.9 * changes[1]

@@ -18,8 +18,9 @@ from torch import Tensor
 
 import softequiv as se
 from softequiv.actions import Pictures, Points
+from softequiv.asking import kl_divergence
 from softequiv.groups import Element
-from softequiv.measure.functional import confusion_counts, displacements, kl_divergence, mean_iou
+from softequiv.measure.functional import confusion_counts, displacements, mean_iou
 
 pytest.importorskip("torchmetrics", reason="needs the extra: pip install 'softequiv[metrics]'")
 

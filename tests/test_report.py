@@ -175,6 +175,29 @@ def test_figures_are_those_of_the_library(labelled: ReportData) -> None:
     assert math.isclose(labelled.compared[0].certified, 0.3, rel_tol=1e-4)
 
 
+def test_bounds_on_the_answers_are_those_of_the_library_and_hold_together(labelled: ReportData) -> None:
+    model, every = se.soften(cnn(), "SO(2)", softness=0.25), len(labelled.stops) + len(labelled.compared)
+    expected = se.certify(model, se.degrees(30), data=pictures(17), confidence=1 - 0.01 / every)
+    assert labelled.stops[1].answers.figures == expected.figures
+    assert (labelled.confidence, labelled.samples, labelled.drawn) == (0.99, 6, expected.drawn)
+    section = page(labelled).partition('id="answers-heading"')[2].partition("</section>")[0]
+    rows = re.findall(r'<tr><th scope="row">(.*?)</tr>', section)
+    assert len(rows) == every
+    for figure in expected.figures:
+        assert f"<td>{figure_text('', figure.observed)}</td><td>{figure_text('', figure.bound)}</td>" in rows[1]
+    assert "With confidence 99%, all bounds together" in section and "nothing of a single picture" in section
+    least = min(row.bound for stop in labelled.stops for row in stop.answers.figures if row.name == "flip rate")
+    told = float(re.findall(r"below ([\d.]+): take more", section)[0])
+    assert 0 < told <= least + 1e-3
+
+
+def test_answers_without_a_certificate_say_why() -> None:
+    regression = nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 1))
+    data = build(regression, pictures(3), group="C4", levels=(0.0, 1.0))
+    assert "give clip=" in data.stops[0].answers.refused
+    assert "Nothing can be certified of these answers: a distance has no largest value" in page(data)
+
+
 def test_softness_zero_is_exact_under_quarter_turns(unlabelled: ReportData) -> None:
     exact, free = unlabelled.stops
     assert exact.view.error is not None and exact.view.error < 1e-5 < 0.1 < (free.view.error or 0)
@@ -223,7 +246,7 @@ def test_a_report_survives_json(data: ReportData) -> None:
     with pytest.raises(se.SoftEquivError, match="format"):
         ReportData.from_json("{}")
     with pytest.raises(se.SoftEquivError, match="damaged"):
-        ReportData.from_json('{"format": 1, "stops": [{}]}')
+        ReportData.from_json('{"format": 2, "stops": [{}]}')
 
 
 def test_large_pictures_make_a_small_page(tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ import softequiv as se
 from softequiv.actions import Pictures, Points, Still
 from softequiv.certify.statistical import (
     StatisticalCertificate,
-    certify_data,
     mean_upper,
     model_digest,
     proportion_upper,
@@ -150,7 +149,7 @@ def test_a_known_flip_rate_is_covered_and_not_overstated():
     missed = 0
     for seed in range(60):
         x = torch.randn(150, 1, 2, 4, generator=torch.Generator().manual_seed(seed))
-        bound = certify_data(Gate(), x, se.Reflection(), confidence=0.85, seed=seed)["flip rate"].bound
+        bound = se.certify(Gate(), group=se.Reflection(), data=x, confidence=0.85, seed=seed)["flip rate"].bound
         missed += bound < 0.25
         assert bound < 0.45
     assert missed / 60 <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / 60)  # each of three bounds has a third of 0.15
@@ -158,7 +157,7 @@ def test_a_known_flip_rate_is_covered_and_not_overstated():
 
 def test_the_figures_are_those_of_the_formulas():
     net, x = classifier(), pictures()
-    found = certify_data(net, x, "SO(2)", "40deg", seed=7, confidence=0.9)
+    found = se.certify(net, "40deg", "SO(2)", data=x, seed=7, confidence=0.9)
     generator = torch.Generator().manual_seed(7)
     flips, variation, divergence = [], [], []
     with torch.no_grad():
@@ -178,7 +177,7 @@ def test_the_figures_are_those_of_the_formulas():
 
 def test_an_invariant_network_is_certified_up_to_the_number_of_samples():
     net = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(1, 3)).double()
-    found = certify_data(net, pictures(400), "D4")
+    found = se.certify(net, group="D4", data=pictures(400))
     assert found["flip rate"].observed == 0
     assert found["flip rate"].bound == pytest.approx(1 - (0.01 / 3) ** (1 / 400), rel=1e-6)
     assert found["total variation"].bound < 1.2 * found["flip rate"].bound
@@ -187,7 +186,7 @@ def test_an_invariant_network_is_certified_up_to_the_number_of_samples():
 def test_a_segmentation_is_compared_inside_the_frame():
     torch.manual_seed(0)
     net, x = nn.Conv2d(1, 3, 3, padding=1), pictures(20)
-    found = certify_data(net, x, "SO(2)", "30deg", seed=3)
+    found = se.certify(net, "30deg", "SO(2)", data=x, seed=3)
     generator, share = torch.Generator().manual_seed(3), 0.0
     with torch.no_grad():
         for sample in x:
@@ -200,7 +199,7 @@ def test_a_segmentation_is_compared_inside_the_frame():
 
 
 def test_a_coarse_segmentation_is_compared_at_the_size_of_the_picture():
-    found = certify_data(nn.Conv2d(1, 3, 3, stride=2, padding=1), pictures(8), "C4")
+    found = se.certify(nn.Conv2d(1, 3, 3, stride=2, padding=1), group="C4", data=pictures(8))
     assert 0 <= found["flipped pixels"].observed <= found["flipped pixels"].bound <= 1
 
 
@@ -211,23 +210,23 @@ def test_a_forecast_needs_a_largest_distance():
 
     x = torch.randn(100, 5, 2, generator=torch.Generator().manual_seed(0))
     settings = {"acts": Points(), "target": Points()}
-    found = certify_data(Forecast(), x, "C4", clip=2.0, **settings)
+    found = se.certify(Forecast(), group="C4", data=x, clip=2.0, **settings)
     # |g s - s| of the step s = (0.3, 0): 0, 0.3 sqrt 2, 0.6, 0.3 sqrt 2, a quarter each
     expectation = (0.6 * math.sqrt(2) + 0.6) / 4
     assert found["mean displacement"].observed == pytest.approx(expectation, abs=0.08)
     assert expectation < found["mean displacement"].bound < 2.0
     with pytest.raises(SoftEquivError, match="has no largest value"):
-        certify_data(Forecast(), x, "C4", **settings)
+        se.certify(Forecast(), group="C4", data=x, **settings)
 
 
 def test_what_exceeds_the_clip_is_counted():
-    found = certify_data(classifier(), pictures(), "C4", clip=0.01)["KL"]
+    found = se.certify(classifier(), group="C4", data=pictures(), clip=0.01)["KL"]
     assert found.most == 0.01 and 0 < found.clipped < 60 and found.bound <= 0.01
 
 
 def test_labels_and_the_form_of_the_data_do_not_matter():
     net, x = classifier(), pictures()
-    whole = certify_data(net, x, "C4")
+    whole = se.certify(net, group="C4", data=x)
     labels = torch.zeros(60, dtype=torch.long)
     forms = [
         (x, labels),
@@ -236,16 +235,31 @@ def test_labels_and_the_form_of_the_data_do_not_matter():
         torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, labels), 13),
     ]
     for data in forms:
-        found = certify_data(net, data, "C4", batch_size=11)
+        found = se.certify(net, group="C4", data=data, batch_size=11)
         assert found.data_sha256 == whole.data_sha256
         for one, other in zip(found.figures, whole.figures, strict=True):
             assert one.observed == pytest.approx(other.observed, abs=1e-6)
 
 
+def test_labels_that_are_no_classes_do_not_matter_either():
+    net, x = classifier(), pictures()
+    whole, targets = se.certify(net, group="C4", data=x), torch.randn(60, 2)
+    for data in ((x, targets), torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, targets), 13)):
+        assert se.certify(net, group="C4", data=data).data_sha256 == whole.data_sha256
+
+
+def test_a_soft_model_is_certified_for_its_own_group_and_range():
+    net = se.soften(classifier(), "SO(2)", error=0.3, within=se.degrees(20))
+    found = se.certify(net, data=pictures())
+    assert (found.group, found.within) == (se.SO(2), se.degrees(20))
+    assert se.certify(net, group="C4", data=pictures()).within == math.inf
+    assert se.certify(se.soften(classifier(), "C4", softness=0.5), data=pictures()).within == math.inf
+
+
 def test_the_model_is_left_as_it_was():
     net = classifier().train()
     before = {name: value.clone() for name, value in net.state_dict().items()}
-    certify_data(net, pictures(), "C4")
+    se.certify(net, group="C4", data=pictures())
     assert all(module.training for module in net.modules())
     assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
 
@@ -253,7 +267,7 @@ def test_the_model_is_left_as_it_was():
 def test_a_certificate_survives_json_and_is_computed_again(tmp_path):
     net, x = classifier(), pictures()
     for within in (None, se.degrees(30), 0.4):
-        found = certify_data(net, x, "SO(2)", within)
+        found = se.certify(net, within, "SO(2)", data=x)
         found.save(tmp_path / "certificate.json")
         loaded = StatisticalCertificate.load(tmp_path / "certificate.json")
         assert loaded == found
@@ -266,7 +280,7 @@ def test_a_certificate_survives_json_and_is_computed_again(tmp_path):
 
 
 def test_a_certificate_that_was_edited_is_refused():
-    text = certify_data(classifier(), pictures(), "C4").to_json()
+    text = se.certify(classifier(), group="C4", data=pictures()).to_json()
     edited = json.loads(text)
     edited["figures"][0]["bound"] = 0.0
     with pytest.raises(SoftEquivError, match="damaged"):
@@ -284,7 +298,7 @@ def test_softening_and_baking_are_seen_through_by_the_hash():
 
 
 def test_the_table_says_what_is_certified_and_how():
-    text = str(certify_data(classifier(), pictures(), "SO(2)", "30deg", confidence=0.95))
+    text = str(se.certify(classifier(), "30deg", "SO(2)", data=pictures(), confidence=0.95))
     for part in (
         "within 30deg",
         "60 samples",
@@ -319,12 +333,15 @@ class Broken(nn.Module):
         ({"model": nn.Conv1d(9, 2, 1), "data": torch.randn(5, 9, 9)}, "how does the group act on answers"),
         ({"model": lambda x: x}, "torch module"),
         ({"within": -1.0}, "range"),
+        ({"group": None}, "say for which group"),
+        ({"images": torch.zeros(1, 1, 9, 9)}, "images=... belongs to a certificate of weights"),
+        ({"data": None, "confidence": 0.9}, "confidence=... belongs to a certificate over data"),
     ],
 )
 def test_bad_input_is_refused_with_a_sentence(change, sentence):
     settings = {"model": classifier(), "data": pictures(8), "group": "SO(2)", **change}
     with pytest.raises(SoftEquivError, match=sentence):
-        certify_data(**settings)
+        se.certify(**settings)
 
 
 @pytest.mark.parametrize(
@@ -336,5 +353,7 @@ def test_a_mean_of_what_is_not_in_range_is_refused(values):
 
 
 def test_a_still_answer_of_another_shape_is_a_distance():
-    found = certify_data(nn.Sequential(nn.Flatten(), nn.Linear(81, 1)), pictures(), "C4", target=Still(), clip=5.0)
+    found = se.certify(
+        nn.Sequential(nn.Flatten(), nn.Linear(81, 1)), group="C4", data=pictures(), target=Still(), clip=5.0
+    )
     assert [figure.name for figure in found.figures] == ["distance"]

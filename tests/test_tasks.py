@@ -25,9 +25,9 @@ from torch import Tensor, nn
 
 import softequiv as se
 from softequiv.actions import Moves, Pictures
+from softequiv.asking import kl_divergence
 from softequiv.baselines.augmentation import Augmented
 from softequiv.errors import SoftEquivError
-from softequiv.measure.functional import kl_divergence
 from softequiv.tasks.archives import stored
 from softequiv.tasks.augment import (
     Chain,

@@ -5,10 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import math
-import os
-import subprocess
-import sys
-import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -199,40 +195,6 @@ def test_bf16_leaves_a_plain_model_behind():
     assert net(torch.zeros(2, 1, 5, 5)).dtype == torch.float32
 
 
-TWO = textwrap.dedent("""
-    import sys, torch
-    sys.path.insert(0, {tests!r})
-    from pathlib import Path
-    from test_training import STILL, numbers
-    from softequiv.training import Recipe, fit
-    import softequiv as se
-    from torch import nn
-    torch.manual_seed(1)
-    net = nn.Sequential(nn.Conv2d(1, 8, 5), nn.ReLU(), nn.Flatten(), nn.Linear(8, 3))
-    se.soften(net, "SO(2)", softness=0.5, mode={mode!r})
-    fitted = fit(net, numbers(), Recipe(epochs=3, batch={batch}, rate=1e-2), STILL, folder=Path({folder!r}))
-    torch.distributed.is_initialized() and torch.distributed.barrier()
-""")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("mode", ["parametrize", "project"])
-def test_two_processes_have_the_loss_curve_of_one(tmp_path, mode):
-    curves = []
-    for processes, batch in ((1, 16), (2, 8)):
-        folder = tmp_path / str(processes)
-        script = tmp_path / f"{processes}.py"
-        tests = str(Path(__file__).resolve().parent)
-        script.write_text(TWO.format(tests=tests, mode=mode, batch=batch, folder=str(folder)))
-        launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
-        command = [sys.executable, *(launch if processes > 1 else []), str(script)]
-        subprocess.run(command, check=True, env=environment, timeout=300, capture_output=True)
-        lines = (folder / "log.jsonl").read_text().splitlines()
-        curves.append([[json.loads(line)[name] for name in ("loss", "error")] for line in lines])
-    assert torch.allclose(torch.tensor(curves[0]), torch.tensor(curves[1]), atol=1e-5)
-
-
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
@@ -403,37 +365,3 @@ def test_a_score_that_is_no_number_is_not_the_best():
     task = numbers()
     fitted = fit(network(), Wild(task.train, task.validation, task.test), Recipe(epochs=3, rate=1e-2), STILL)
     assert fitted.best == 1 + seen[1:].index(min(seen[1:]))
-
-
-CUT = textwrap.dedent("""
-    import sys
-    sys.path.insert(0, {tests!r})
-    from pathlib import Path
-    import torch
-    from test_training import STILL, KilledError, killing, network, numbers
-    from softequiv.training import Recipe, fit
-    recipe = Recipe(epochs=2, batch=4, rate=1e-2, save_every=1, ema=0.9)
-    for folder, at in (("whole", -1), ("cut", 5), ("cut", -1)):
-        try:
-            torch.manual_seed(1)
-            net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(25, 3))
-            fit(net, numbers(), recipe, STILL, folder=Path({folder!r}) / folder, after_step=[killing(at)])
-        except KilledError:
-            pass
-        torch.distributed.barrier()
-""")
-
-
-@pytest.mark.slow
-def test_two_processes_cut_within_an_epoch_log_the_same_losses_and_one_does_not_go_on(tmp_path):
-    script = tmp_path / "cut.py"
-    script.write_text(CUT.format(tests=str(Path(__file__).resolve().parent), folder=str(tmp_path)))
-    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
-    command = [sys.executable, *launch, str(script)]
-    subprocess.run(command, check=True, env=environment, timeout=300, capture_output=True)
-    whole, cut = ((tmp_path / name / "log.jsonl").read_text() for name in ("whole", "cut"))
-    assert whole == cut
-    with pytest.raises(SoftEquivError, match="other settings \\(number of processes\\)"):
-        recipe = Recipe(epochs=2, batch=4, rate=1e-2, save_every=1, ema=0.9)
-        fit(plain_network(), numbers(), recipe, STILL, folder=tmp_path / "cut")

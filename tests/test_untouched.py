@@ -13,10 +13,10 @@ from torch.nn import functional
 import softequiv as se
 from digits import accuracy, roomy_digits, trained, unseen
 from softequiv.actions import Acts, Moves, Pictures, Points, Still, Tokens
+from softequiv.asking import kl_divergence
 from softequiv.baselines.augmentation import Augmented
 from softequiv.baselines.penalty import Divergence, Penalised
 from softequiv.errors import SoftEquivError
-from softequiv.measure.functional import kl_divergence
 from softequiv.tasks.segmentation import MASKS
 from softequiv.training.loop import plain
 

@@ -25,7 +25,6 @@ from softequiv.certify import (
     SmoothedCertificate,
     StatisticalCertificate,
     certify,
-    certify_data,
     certify_network,
     certify_smoothed,
 )
@@ -122,7 +121,6 @@ __all__ = [
     "attribute",
     "bake",
     "certify",
-    "certify_data",
     "certify_network",
     "certify_smoothed",
     "degrees",

@@ -1,11 +1,20 @@
-"""How is a file written? Under a temporary name, then renamed: it appears whole or not at all."""
+"""How are files named, written and read? A path is refused where it could be none; a file is written under a
+temporary name, then renamed, and appears whole or not at all; JSON is read so that every text that is none is a
+ValueError.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+
+from softequiv.errors import SoftEquivError
+
+LONGEST_NAME = 255  # bytes of a file's name, on all usual file systems
 
 
 @contextmanager
@@ -26,3 +35,33 @@ def written_whole(path: str | Path) -> Iterator[Path]:
         os.replace(part, target)
     finally:
         part.unlink(missing_ok=True)
+
+
+def read_json(text: str | bytes) -> Any:
+    """What a JSON text holds; one that is cut short, no text, nested too deeply or of endless numbers is a ValueError.
+
+    >>> read_json('{"epochs": 3}')
+    {'epochs': 3}
+    """
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    except TypeError as problem:
+        raise ValueError(str(problem)) from None
+
+
+def path_of(value: Any) -> Path:
+    """A path from what a user gave; what names no file on any system is refused.
+
+    >>> path_of("data").name
+    'data'
+    """
+    if not isinstance(value, (str, os.PathLike)):
+        raise SoftEquivError(f"a path is a text such as 'data/pictures'; got {value!r}")
+    path = Path(value)
+    if "\0" in str(path) or any(len(os.fsencode(part)) > LONGEST_NAME for part in path.parts):
+        raise SoftEquivError(
+            f"no file has a name such as {str(path)[:60]!r}, of {len(str(path))} characters; check the path"
+        )
+    return path

@@ -2,6 +2,10 @@
 reason and the remedy.
 """
 
+from __future__ import annotations
+
+from typing import Any
+
 
 class SoftEquivError(ValueError):
     """Base of all errors raised for bad input."""
@@ -33,3 +37,16 @@ class TooLargeError(SoftEquivError):
 
 class PerformanceWarning(UserWarning):
     """A correct but slow route was taken; the message states the size."""
+
+
+def checked_number(value: Any, what: str, kind: type[SoftEquivError]) -> Any:
+    """A real number, those of numpy and torch as Python's own, so that it can be compared and written down.
+
+    >>> checked_number(0.5, "softness", GainError)
+    0.5
+    """
+    try:
+        number = float("" if isinstance(value, (str, bytes, bool)) else value)
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        raise kind(f"{what} is a number; got {str(value)[:60]!r}, a {type(value).__name__}") from None
+    return value if isinstance(value, (int, float)) else number

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 from softequiv.actions import Acts, Vectors
 from softequiv.adapt.plan import as_group
+from softequiv.asking import check_finite
 from softequiv.errors import SoftEquivError
 from softequiv.groups import Element, Group
 from softequiv.measure.elements import as_range, drawn_moves
 from softequiv.measure.frame import inside, norms
-from softequiv.measure.functional import check_finite
 from softequiv.reps import Rep
 
 # Relative errors that rounding alone may cause in a network of usual depth, and that a broken symmetry exceeds by far.

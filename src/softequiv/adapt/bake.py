@@ -84,6 +84,11 @@ def outputs(model: nn.Module, example: Any) -> Tensor | None:
     try:
         with torch.no_grad():
             result: Any = model(**example) if isinstance(example, dict) else model(example)
+    except (TypeError, ValueError, RuntimeError, AttributeError, IndexError) as problem:
+        raise SoftEquivError(
+            f"the model cannot take the example ({type(problem).__name__}: {' '.join(str(problem).split())}); give one "
+            "that it was made for"
+        ) from problem
     finally:
         for module, mode in training.items():  # each its own: frozen layers stay in eval
             module.training = mode

@@ -1,13 +1,13 @@
 """Save and resume a soft model: its stored parameters as safetensors under the plain model's names, its recipe as JSON.
 
 Because the names are the plain model's, stock checkpoints load into a softened model and the other way round. Nothing
-is
-ever unpickled, and files appear whole or not at all.
+is ever unpickled, files appear whole or not at all, and the recipe records the checksum of the parameters.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from softequiv._files import written_whole
+from softequiv._files import path_of, read_json, written_whole
 from softequiv.adapt.plan import plan
 from softequiv.errors import SoftEquivError
 from softequiv.gains import Gain, hard, least_distortion, schur, smooth, softness
@@ -27,6 +27,7 @@ from softequiv.nn import project, set_gain, soft_weights, soften_weight, softena
 from softequiv.reps import Action, Cube, Rep, Square
 
 WEIGHTS, RECIPE, FORMAT = "model.safetensors", "softequiv.json", 1
+CHECKSUM = "sha256"  # the recipe's entry for the bytes of the parameters' file
 ENTRIES: dict[str, type] = {"group": str, "action": str, "mode": str, "grids": dict, "weights": dict}
 WEIGHT_ENTRIES: dict[str, type] = {"representation": str, "shape": list, "gain": dict}
 GAINS: dict[str, type[Gain]] = {gain.__name__: gain for gain in (hard, smooth, schur, softness, least_distortion)}
@@ -66,19 +67,33 @@ def copy_tensors(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
 
 
 def refuse_misfits(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Spell out which names and shapes of a checkpoint are not the model's."""
+    """Spell out which names, shapes and values of a checkpoint the model cannot take."""
     own = stored_tensors(model)
+    if not isinstance(tensors, Mapping):
+        raise SoftEquivError(f"tensors are a mapping from names to tensors; got {type(tensors).__name__}")
     problems = [f"missing {name}" for name in own if name not in tensors]
     problems += [f"unexpected {name}" for name in tensors if name not in own]
-    problems += [
-        f"{name} has shape {tuple(tensors[name].shape)}, the model {tuple(value.shape)}"
-        for name, value in own.items()
-        if name in tensors and tensors[name].shape != value.shape
-    ]
+    both = [(name, value, tensors[name]) for name, value in own.items() if name in tensors]
+    problems += [f"{name} {problem}" for name, value, given in both if (problem := misfit(value, given))]
     if problems:
         raise SoftEquivError(
             f"the checkpoint does not fit the model: {'; '.join(problems[:5])}{' ...' * (len(problems) > 5)}"
         )
+
+
+def misfit(own: Tensor, given: Any) -> str:
+    """Why a tensor cannot be written into one of a model; empty where it can."""
+    if not isinstance(given, Tensor):
+        return f"is no tensor but {type(given).__name__}"
+    if given.shape != own.shape:
+        return f"has shape {tuple(given.shape)}, the model {tuple(own.shape)}"
+    if given.is_meta:
+        return "has no values, it is on the meta device"
+    if (given.is_floating_point(), given.is_complex()) != (own.is_floating_point(), own.is_complex()):
+        return f"holds {given.dtype}, the model {own.dtype}"
+    if isinstance(own, nn.Parameter) and not torch.isfinite(given.to(own.dtype)).all():  # buffers may be masks of -inf
+        return f"has entries that are not finite in {own.dtype}"
+    return ""
 
 
 def recipe(model: nn.Module) -> dict[str, Any]:
@@ -119,6 +134,11 @@ def action_of(rep: Rep) -> Action:
 
 def written(gain: Gain) -> dict[str, Any]:
     """A gain as JSON."""
+    if GAINS.get(type(gain).__name__) is not type(gain):
+        raise SoftEquivError(
+            f"{type(gain).__name__} is a gain of your own, which no file could name; bake the model, or use one of "
+            f"{', '.join(GAINS)}"
+        )
     values = dataclasses.asdict(gain)  # type: ignore[call-overload]
     if isinstance(values.get("within"), Angle):
         values["within"] = {"radians": float(values["within"])}
@@ -129,13 +149,13 @@ def read_gain(entry: Mapping[str, Any]) -> Gain:
     """A gain from JSON."""
     values = dict(entry)
     kind = values.pop("kind", None)
-    if kind not in GAINS:
+    if not isinstance(kind, str) or kind not in GAINS:
         raise SoftEquivError(f"the recipe names an unknown gain {kind!r}; known are {', '.join(GAINS)}")
     try:
         if isinstance(values.get("within"), dict):
             values["within"] = Angle(values["within"]["radians"])
         return GAINS[kind](**values)
-    except (TypeError, KeyError) as problem:
+    except (TypeError, KeyError, ValueError, OverflowError) as problem:
         raise SoftEquivError(f"the recipe's {kind} gain cannot be read: {problem}") from None
 
 
@@ -147,21 +167,39 @@ def save(model: nn.Module, folder: str | Path) -> None:
     ...     se.save(se.soften(nn.Conv2d(3, 8, 5), "C4", softness=0.5), folder)
     ...     net = se.load(nn.Conv2d(3, 8, 5), folder)
     """
-    target = Path(folder)
-    text = json.dumps(recipe(model), indent=1)
-    target.mkdir(parents=True, exist_ok=True)
+    target, entries = path_of(folder), recipe(model)
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+    except OSError as problem:
+        raise SoftEquivError(f"{target} cannot be made a folder ({problem}); choose another name") from problem
     tensors = {name: value.detach().cpu().clone().contiguous() for name, value in stored_tensors(model).items()}
     with written_whole(target / WEIGHTS) as part:
         save_file(tensors, part, metadata={"format": "pt"})
+        entries[CHECKSUM] = checksum(part)
     with written_whole(target / RECIPE) as part:
-        part.write_text(text)
+        part.write_text(json.dumps(entries, indent=1))
+
+
+def checksum(path: Path) -> str:
+    """The sha256 of a file's bytes."""
+    sha = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            sha.update(block)
+    return sha.hexdigest()
 
 
 def load(model: nn.Module, folder: str | Path) -> nn.Module:
     """Soften a plain model as the folder's recipe says and load its parameters; a soft model must have the same
     recipe.
     """
-    wanted, tensors = read_recipe(Path(folder) / RECIPE), read_tensors(Path(folder) / WEIGHTS)
+    home = path_of(folder)
+    wanted, tensors = read_recipe(home / RECIPE), read_tensors(home / WEIGHTS)
+    if CHECKSUM in wanted and wanted.pop(CHECKSUM) != checksum(home / WEIGHTS):
+        raise SoftEquivError(
+            f"{home / WEIGHTS} is not the file of which {RECIPE} has the checksum: it was damaged or changed; copy "
+            f"both again, or where you changed it yourself take the entry {CHECKSUM!r} out of {RECIPE}"
+        )
     soft = next(soft_weights(model), None) is not None
     if soft:
         refuse_difference(recipe(model), wanted)
@@ -191,14 +229,19 @@ def read_recipe(path: Path) -> dict[str, Any]:
     """The recipe of a checkpoint, with the entries that a recipe has."""
     refuse_missing(path)
     try:
-        wanted = json.loads(path.read_text())
-    except (json.JSONDecodeError, UnicodeDecodeError) as problem:
+        wanted = read_json(path.read_bytes())
+    except (OSError, ValueError) as problem:
         raise SoftEquivError(f"{path} is not JSON: {problem}; copy it again") from None
     if not isinstance(wanted, dict) or wanted.get("format") != FORMAT:
         raise SoftEquivError(f"{path} is not a recipe of format {FORMAT}; it needs the softequiv that wrote it")
     for key, kind in ENTRIES.items():
         if not isinstance(wanted.get(key), kind):
             raise SoftEquivError(f"{path} is damaged: its {key!r} is {wanted.get(key)!r}, not a {kind.__name__}")
+    if not wanted["weights"]:
+        raise SoftEquivError(f"{path} is damaged: it names no weights")
+    for name, sizes in wanted["grids"].items():
+        if not isinstance(sizes, list) or not all(type(size) is int for size in sizes):
+            raise SoftEquivError(f"{path} is damaged: the grid of {name!r} is {sizes!r}, not a list of whole numbers")
     for name, entry in wanted["weights"].items():
         for key, kind in WEIGHT_ENTRIES.items():
             if not isinstance(entry, dict) or not isinstance(entry.get(key), kind):
@@ -221,6 +264,7 @@ def apply_recipe(model: nn.Module, wanted: Mapping[str, Any]) -> None:
             )
     gains = {name: read_gain(entry["gain"]) for name, entry in wanted["weights"].items()}
     for name, weight in planned.items():
+        gains[name].on(weight.soft.rep)  # one that does not fit is refused before anything changes
         softenable(model.get_submodule(weight.found.module), weight.found.attribute, wanted["mode"], name)
     for weight in planned.values():
         soften_weight(model.get_submodule(weight.found.module), weight.found.attribute, weight.soft, wanted["mode"])

@@ -12,9 +12,10 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 
-from softequiv.errors import RepresentationError, SoftEquivError, TooLargeError
+from softequiv.errors import RepresentationError, SoftEquivError, TooLargeError, WeightError
 from softequiv.groups import Group
 from softequiv.nn import Layout
 from softequiv.reps import Action, Rep, grid
@@ -78,10 +79,12 @@ def find(model: nn.Module, setting: Setting) -> Iterator[Finding]:
         for finder in FINDERS:
             for finding in finder(name, module, setting):
                 known.add(finding.name)
+                if isinstance(finding, Found):
+                    refuse_unready(finding.name, module._parameters.get(finding.attribute))
                 yield finding
         for attribute, parameter in module.named_parameters(recurse=False):
             full = f"{name}.{attribute}" if name else attribute
-            if full not in known and parameter.ndim > 1:
+            if full not in known and not nn.parameter.is_lazy(parameter) and parameter.ndim > 1:
                 yield Skipped(full, "acts on channels, which carry no representation of the group")
 
 
@@ -106,12 +109,33 @@ def refuse_foreign_layers(model: nn.Module) -> None:
             )
 
 
+def refuse_unready(name: str, weight: nn.Parameter | None) -> None:
+    """A weight that has no values of its own yet, or none that can be changed."""
+    if weight is None:  # made by a parametrisation, of which others speak
+        return
+    reason = ""
+    if nn.parameter.is_lazy(weight):
+        reason = "has no shape yet: run the model once on an example, which makes its lazy layers"
+    elif weight.layout != torch.strided:
+        reason = f"is stored as {weight.layout}: make it dense first, by weight.to_dense()"
+    elif weight.is_inference():
+        reason = "was made in inference mode, where nothing can be changed: build the model outside of it"
+    elif any(step == 0 and size > 1 for step, size in zip(weight.stride(), weight.shape, strict=True)):
+        reason = "is a view that shows one value in many places: make it a tensor of its own, by weight.clone()"
+    if reason:
+        raise WeightError(f"{name} {reason}")
+
+
 def refuse_unknown_grids(model: nn.Module, setting: Setting) -> None:
     """Every layer that `grids` names must exist."""
     names = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
-    for name in setting.grids or {}:
+    if not isinstance(setting.grids or {}, Mapping):
+        raise SoftEquivError(f"grids is a mapping from layers to (channels, H, W); got {setting.grids!r}")
+    for name, sizes in (setting.grids or {}).items():
+        if not isinstance(sizes, (tuple, list)) or not all(isinstance(size, int) for size in sizes):
+            raise SoftEquivError(f"grids[{name!r}] = {sizes!r} is not (channels, H, W) in whole numbers")
         if name not in names:
-            close = difflib.get_close_matches(name, names, n=3, cutoff=0.3) or names[:3]
+            close = difflib.get_close_matches(str(name), names, n=3, cutoff=0.3) or names[:3]
             raise SoftEquivError(
                 f"grids names {name!r}, which is no linear layer; there are {', '.join(close) or 'none'}"
             )

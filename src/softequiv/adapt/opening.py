@@ -68,7 +68,7 @@ def save_model(model: nn.Module, folder: str | Path) -> None:
     """
     target = Path(folder)
     refuse_occupied(target)
-    part = target.with_name(f".{target.name}.part")
+    part = target.with_name(f".{target.name}.{os.getpid()}.part")  # processes may write the same folder
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True)
     try:

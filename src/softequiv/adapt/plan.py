@@ -7,13 +7,17 @@ import fnmatch
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import get_args
+from typing import Any, Literal, cast, get_args
 
+import torch
 from torch import nn
 
 from softequiv._text import aligned
+from softequiv.actions import Moves, Pictures
 from softequiv.adapt.find import Found, Setting, Skipped, find
 from softequiv.adapt.geometry import Uneven, uneven_layers
+from softequiv.adapt.split import split
+from softequiv.asking import inputs_of
 from softequiv.errors import GainError, GroupError, SoftEquivError
 from softequiv.gains import Gain, LevelGain, least_distortion
 from softequiv.gains import softness as softness_gain
@@ -23,6 +27,9 @@ from softequiv.reps import Action
 from softequiv.spectrum import spectrum
 
 Softness = float | Mapping[str, float]
+Error = float | Mapping[str, float]
+Scope = Literal["layer", "network"]
+BATCH = 256  # samples read at a time
 
 
 @dataclass(frozen=True)
@@ -76,22 +83,51 @@ class Plan:
         return "\n".join([f"{self.group}: {len(self.weights)} weights", *lines, *([self.note] if self.note else [])])
 
 
-def chosen_gain(
-    name: str, softness: Softness | None, error: float | None, within: float | None, gain: Gain | None
-) -> Gain | None:
-    """The gain of one weight from what the user said; None where a mapping of softness does not name it."""
+def check_asked(
+    softness: Softness | None, error: Error | None, within: float | None, gain: Gain | None, scope: Scope, data: Any
+) -> None:
+    """Raise a sentence unless the user said in one way how equivariant, with all that belongs to it."""
     if sum(choice is not None for choice in (softness, error, gain)) != 1:
         raise GainError("say how equivariant in exactly one way: softness=..., error=... with within=..., or gain=...")
-    if error is not None:
-        if within is None:
-            raise GainError(f"error={error!r} needs within=..., the range it holds for, such as degrees(30)")
-        return least_distortion(error, within)
-    if within is not None:
+    if error is not None and within is None:
+        raise GainError(f"error={error!r} needs within=..., the range it holds for, such as degrees(30)")
+    if error is None and within is not None:
         raise GainError("within=... belongs to error=...; softness and gains need no range")
-    if isinstance(softness, Mapping):
-        value = next((s for pattern, s in softness.items() if fnmatch.fnmatch(name, pattern)), None)
-        return None if value is None else softness_gain(value)
-    return softness_gain(softness) if softness is not None else gain
+    if softness == {} or error == {}:
+        raise GainError("an empty mapping names no weight; give names or patterns with their numbers")
+    if scope not in get_args(Scope):
+        raise SoftEquivError(f"unknown scope {scope!r}; choose from {', '.join(map(repr, get_args(Scope)))}")
+    if scope == "layer" and data is not None:
+        raise SoftEquivError("data=... belongs to scope='network'; an error of each weight needs no samples")
+    if scope == "network" and (error is None or isinstance(error, Mapping)):
+        raise GainError("scope='network' shares out one error of the network: give error=..., one number")
+    if scope == "network" and data is None:
+        raise SoftEquivError("scope='network' needs data=..., some hundred samples on which the error is measured")
+
+
+def chosen_gain(
+    name: str, softness: Softness | None, error: Error | None, within: float | None, gain: Gain | None
+) -> Gain:
+    """The gain of one weight from what the user said."""
+    if error is not None:
+        return least_distortion(value_for(name, error), cast(float, within))
+    return cast(Gain, gain) if softness is None else softness_gain(value_for(name, softness))
+
+
+def value_for(name: str, values: float | Mapping[str, float]) -> float:
+    """One number for all weights, or that of the first pattern that matches."""
+    if isinstance(values, Mapping):
+        return next(value for pattern, value in values.items() if matches(name, pattern))
+    return values
+
+
+def matches(name: str, pattern: str) -> bool:
+    """Whether a pattern names a weight: by its name, with wildcards, or by a module that it is part of.
+
+    >>> [matches("layer1.0.weight", pattern) for pattern in ("layer1.0.weight", "*.weight", "layer1", "layer")]
+    [True, True, True, False]
+    """
+    return name == pattern or fnmatch.fnmatch(name, pattern) or name.startswith(pattern + ".")
 
 
 def matching(names: Iterable[str], patterns: Iterable[str], skipped: Iterable[Skipped] = ()) -> set[str]:
@@ -99,9 +135,9 @@ def matching(names: Iterable[str], patterns: Iterable[str], skipped: Iterable[Sk
     names = list(names)
     out: set[str] = set()
     for pattern in patterns:
-        hits = fnmatch.filter(names, pattern) + [name for name in names if name.startswith(pattern + ".")]
+        hits = [name for name in names if matches(name, pattern)]
         if not hits:
-            reason = next((item.reason for item in skipped if fnmatch.fnmatch(item.name, pattern)), None)
+            reason = next((item.reason for item in skipped if matches(item.name, pattern)), None)
             if reason is not None:
                 raise SoftEquivError(f"{pattern!r} cannot be softened: {reason}")
             close = difflib.get_close_matches(pattern, names, n=3, cutoff=0.3)
@@ -135,9 +171,11 @@ def plan(
     group: Group | str,
     *,
     softness: Softness | None = None,
-    error: float | None = None,
+    error: Error | None = None,
     within: float | str | None = None,
     gain: Gain | None = None,
+    scope: Scope = "layer",
+    data: Any = None,
     only: Iterable[str] | None = None,
     skip: Iterable[str] = (),
     grids: Mapping[str, tuple[int, ...]] | None = None,
@@ -146,9 +184,15 @@ def plan(
 ) -> Plan:
     """What `soften` with the same arguments will do, without doing it.
 
-    `softness` is one number or a mapping from patterns to numbers (the first match counts); `only` and `skip` are names
-    or patterns of weights; `grids` names linear layers on flattened pictures with their (channels, H, W). Geometry is
-    checked at `image_size`, by default the one in the model's config.
+    `softness` and `error` are one number, or a mapping from names, modules or patterns of weights to numbers: the first
+    match counts, and weights that nothing matches are left alone. `only` and `skip` are such names too; `grids` names
+    linear layers on flattened pictures with their (channels, H, W). Geometry is checked at `image_size`, by default the
+    one in the model's config.
+
+    With `scope` "network" the error is one number for the whole classifier, the mean KL[F(x) || F(g x)] in nats over
+    the samples x in `data` (a tensor, a pair with labels, or a loader) and g drawn within the range. It is shared out
+    among the weights so that the network before training meets it, as `softequiv.adapt.split` says; each weight then
+    has an error of its own.
 
     >>> import softequiv as se
     >>> net = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 1))
@@ -163,6 +207,8 @@ def plan(
         raise SoftEquivError(f"unknown action {action!r}; choose from {', '.join(map(repr, get_args(Action)))}")
     if next(soft_weights(model), None) is not None:
         raise SoftEquivError("this model is soft already; turn the dial with set_softness, or bake it first")
+    reach = range_of(within)
+    check_asked(softness, error, reach, gain, scope, data)
     setting = Setting(as_group(group), action, grids)
     findings = list(find(model, setting))
     found = [finding for finding in findings if isinstance(finding, Found)]
@@ -171,28 +217,39 @@ def plan(
     chosen = matching(names, only, skipped) if only is not None else set(names)
     chosen -= matching(names, skip, skipped)
     skipped += [Skipped(name, "not chosen") for name in names if name not in chosen]
-    if isinstance(softness, Mapping):
-        matching(names, softness)
+    what, values = ("softness", softness) if error is None else ("error", error)
+    if isinstance(values, Mapping):
+        named = matching(names, values, skipped)
+        skipped += [Skipped(name, f"no {what} given for it") for name in names if name in chosen - named]
+        chosen &= named
     if not found:
         raise SoftEquivError(
             f"no weight of {type(model).__name__} lives on a grid under {setting.group}: {_reasons(skipped)}"
         )
-    planned = []
+    found = [finding for finding in found if finding.name in chosen]
     parameters = dict(model.named_parameters(remove_duplicate=False))
     for finding in found:
-        if finding.name not in chosen:
-            continue
-        own = chosen_gain(finding.name, softness, error, range_of(within), gain)
-        if own is None:
-            skipped.append(Skipped(finding.name, "no softness given for it"))
-            continue
         if finding.name not in parameters:
             raise SoftEquivError(f"{finding.name} is parametrised already; remove or merge that first, or skip it")
-        shape = tuple(parameters[finding.name].shape)
-        planned.append(Planned(finding, Soft(finding.rep, own, finding.layout), shape))
     size = image_size or config_size(model)
     uneven, note = geometry(model, size, parameters) if size else ((), "geometry not checked: give image_size=...")
+    if scope == "network":
+        error, told = network_errors(model, found, setting.group, cast(float, error), cast(float, reach), data)
+        note = "\n".join(filter(None, (told, note)))
+    planned = []
+    for finding in found:
+        soft = Soft(finding.rep, chosen_gain(finding.name, softness, error, reach, gain), finding.layout)
+        planned.append(Planned(finding, soft, tuple(parameters[finding.name].shape)))
     return Plan(setting.group, action, tuple(planned), tuple(skipped), uneven, note)
+
+
+def network_errors(
+    model: nn.Module, found: list[Found], group: Group, target: float, within: float, data: Any
+) -> tuple[Mapping[str, float], str]:
+    """The errors of weights that share one target of the network, and what they do to its error in words."""
+    x = torch.cat(list(inputs_of(data, BATCH)))
+    shared = split(model, found, target, x, Moves(Pictures(), group, within), within)
+    return shared.errors, f"network: mean KL {shared.before:.3g} before, {shared.after:.3g} after, on {len(x)} samples"
 
 
 def _reasons(skipped: list[Skipped]) -> str:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from torch import nn
 
-from softequiv.adapt.plan import Softness, matching, plan
+from softequiv.adapt.plan import Error, Plan, Scope, Softness, matching, plan
 from softequiv.errors import GainError
 from softequiv.gains import Gain
 from softequiv.gains import softness as softness_gain
@@ -23,9 +23,11 @@ def soften(
     group: Group | str,
     *,
     softness: Softness | None = None,
-    error: float | None = None,
+    error: Error | None = None,
     within: float | str | None = None,
     gain: Gain | None = None,
+    scope: Scope = "layer",
+    data: Any = None,
     mode: Mode = "parametrize",
     only: Iterable[str] | None = None,
     skip: Iterable[str] = (),
@@ -36,8 +38,11 @@ def soften(
 
     `softness` 0 is equivariant and 1 leaves the model as it is; `error`, `within` ask for a certified relative change
     of every weight it touches over a range such as degrees(30) or "30deg", with the least change to the pretrained
-    values. `mode` "parametrize" filters in the forward pass; "project" keeps plain modules and needs
-    `hold(model, optimizer)`. The other arguments are those of `plan`.
+    values. Both are one number, or one for each name or pattern, `error={"conv1": 0.05, "layer*": 0.2}`, and weights
+    that are not named stay as they are. With `scope` "network" the error is the classifier's own, a mean KL in nats,
+    measured on the samples in `data` and shared out among the weights; it holds for the model as it is now, the errors
+    of its weights through training too. `mode` "parametrize" filters in the forward pass; "project" keeps plain modules
+    and needs `hold(model, optimizer)`. The other arguments are those of `plan`.
 
     >>> import torch, softequiv as se
     >>> net = se.soften(nn.Conv2d(3, 8, 5), "SO(2)", error=0.1, within=se.degrees(30))
@@ -51,16 +56,23 @@ def soften(
         error=error,
         within=within,
         gain=gain,
+        scope=scope,
+        data=data,
         only=only,
         skip=skip,
         grids=grids,
         action=action,
     )
+    carry_out(model, todo, mode)
+    return model
+
+
+def carry_out(model: nn.Module, todo: Plan, mode: Mode = "parametrize") -> None:
+    """Do what a plan of this model says, in place."""
     for weight in todo.weights:  # all are checked before the first is touched
         softenable(model.get_submodule(weight.found.module), weight.found.attribute, mode, weight.found.name)
     for weight in todo.weights:
         soften_weight(model.get_submodule(weight.found.module), weight.found.attribute, weight.soft, mode)
-    return model
 
 
 def set_softness(model: nn.Module, softness: float, only: Iterable[str] | None = None) -> None:

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from softequiv.actions import Acts, Moves, Pictures, Still
+from softequiv.asking import kl_divergence
+from softequiv.asking.answers import tensor_of
 from softequiv.errors import SoftEquivError
-from softequiv.measure.answers import tensor_of
-from softequiv.measure.functional import kl_divergence
 
 Divergence = Literal["squared", "kl"]
 

@@ -2,11 +2,12 @@
 data, and of smoothed models sample by sample.
 """
 
-from softequiv.certify.certificate import Certificate, Verification, certify
+from softequiv.certify.certificate import Certificate, Verification
+from softequiv.certify.front import certify
 from softequiv.certify.modelled import ActionGap
 from softequiv.certify.network import NetworkCertificate, certify_network
 from softequiv.certify.smoothing import Smoothed, SmoothedCertificate, certified_radius, certify_smoothed
-from softequiv.certify.statistical import BoundedFigure, StatisticalCertificate, certify_data
+from softequiv.certify.statistical import BoundedFigure, StatisticalCertificate
 from softequiv.certify.weight import WeightCertificate
 
 __all__ = [
@@ -21,7 +22,6 @@ __all__ = [
     "WeightCertificate",
     "certified_radius",
     "certify",
-    "certify_data",
     "certify_network",
     "certify_smoothed",
 ]

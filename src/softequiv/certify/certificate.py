@@ -1,5 +1,5 @@
-"""What is guaranteed of a model's weights? `certify` answers for every weight that lives on a representation; the
-answer prints as a table, is kept as JSON with hashes of the weights, and can be verified against a model later.
+"""What is guaranteed of a model's weights? A figure for every weight that lives on a representation; the answer prints
+as a table, is kept as JSON with hashes of the weights, and can be verified against a model later.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ class Verification:
         return "\n".join(["not verified:", *(f"  {change}" for change in self.changes)])
 
 
-def certify(
+def certify_weights(
     model: nn.Module,
     within: float | str | None = None,
     group: Group | str | None = None,
@@ -158,9 +158,8 @@ def certify(
     group. With `images` (n, c, H, W) the modelled action on pixels is compared with a true rotation of them.
 
     >>> import softequiv as se
-    >>> from softequiv.certify import certify
     >>> net = se.soften(nn.Conv2d(3, 8, 5), "SO(2)", error=0.1, within=se.degrees(30))
-    >>> certificate = certify(net)
+    >>> certificate = certify_weights(net)
     >>> certificate.within, round(certificate["weight"].error, 4)
     (30deg, 0.1)
     """
@@ -176,7 +175,7 @@ def certify(
         raise SoftEquivError(f"no weight of {type(model).__name__} lives on a representation of {chosen}")
     within = range_of(within)
     if within is None:
-        within = targets[0] if len(set(targets)) == 1 and targets[0] is not None else math.inf
+        within = own_range(model) if chosen == own else math.inf
     reach = chosen.reach(within)
     located = [
         weight if asked is None or covers(chosen, asked, reach) else dataclasses.replace(weight, asked=None)
@@ -220,6 +219,13 @@ def target_ranges(model: nn.Module) -> list[float | None]:
     """The range of each soft weight's error target."""
     gains = [weight.soft.gain for weight in soft_weights(model)]
     return [gain.within if isinstance(gain, least_distortion) else None for gain in gains]
+
+
+def own_range(model: nn.Module) -> float:
+    """The range of a soft model's error target; the whole group where its weights have none, or not one."""
+    targets = set(target_ranges(model))
+    only = targets.pop() if len(targets) == 1 else None
+    return math.inf if only is None else only
 
 
 def covers(group: Group, within: float, reach: float) -> bool:
@@ -366,7 +372,7 @@ def verified(certificate: Certificate, model: nn.Module) -> Verification:
     if own is not None and own != certificate.group:
         changes.append(f"the model is softened for {own}, the certificate is for {certificate.group}")
     try:
-        again = certify(
+        again = certify_weights(
             model, certificate.within, certificate.group, grids=certificate.grids, action=certificate.action
         )
         fresh = {weight.name: weight for weight in again.weights}

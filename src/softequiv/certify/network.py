@@ -22,7 +22,7 @@ from softequiv._text import aligned
 from softequiv.adapt.bake import bake
 from softequiv.adapt.checkpoint import action_of
 from softequiv.adapt.plan import as_group
-from softequiv.certify.certificate import Certificate, certify, span
+from softequiv.certify.certificate import Certificate, certify_weights, span
 from softequiv.certify.rules import NO_CONSTANT, RULES, Call
 from softequiv.certify.signals import Affine, How, Moving, Range, Signal, UnboundedError
 from softequiv.errors import SoftEquivError
@@ -133,7 +133,7 @@ def certify_network(
     layers = None
     if result is None:
         with contextlib.suppress(SoftEquivError):  # no weight lives on a representation: nothing remains to be said
-            layers = certify(model, within, chosen, grids=grids, action=action)
+            layers = certify_weights(model, within, chosen, grids=grids, action=action)
     total = None if result is None else result.total
     return NetworkCertificate(
         group=chosen,

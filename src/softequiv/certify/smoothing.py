@@ -21,9 +21,10 @@ from softequiv.actions import Pictures
 from softequiv.adapt.bake import bake
 from softequiv.adapt.find import Setting
 from softequiv.adapt.plan import as_group, range_of
+from softequiv.asking import asked, at_home, check_finite, evaluating
 from softequiv.certify.certificate import found_located, group_of, soft_located, span
 from softequiv.certify.operator import as_hom, spectral_norm
-from softequiv.certify.statistical import answer, at_home, check_confidence, evaluating, finite, proportion_upper
+from softequiv.certify.statistical import check_confidence, proportion_upper
 from softequiv.certify.weight import Located, certified
 from softequiv.errors import SoftEquivError
 from softequiv.groups import C, D, Element, Group, Reflection
@@ -100,7 +101,8 @@ class Smoothed(nn.Module):
             for start in range(0, votes, together):
                 some = min(together, votes - start)
                 calls.clear()
-                y = finite(scores(answer(self.model, x.repeat(some, *[1] * (x.ndim - 1)))))
+                y = scores(asked(self.model, x.repeat(some, *[1] * (x.ndim - 1))))
+                check_finite(y, "answers")
                 check_once(self.layer, calls)
                 said = nn.functional.one_hot(y.argmax(1), y.shape[1]).unflatten(0, (some, len(x))).sum(0)
                 total = said if total is None else total + said
@@ -310,13 +312,13 @@ def after(model: nn.Module, layer: str, change: Callable[[Tensor], Tensor]) -> I
 def forced(model: nn.Module, layer: str, x: Tensor, h: Tensor) -> Tensor:
     """The model's answer where its layer gives h, whatever its input."""
     with after(model, layer, lambda _: h):
-        return scores(answer(model, x))
+        return scores(asked(model, x))
 
 
 def check_sees_through(model: nn.Module, layer: str, x: Tensor) -> None:
     """Raise a sentence unless the layer takes x itself, once, and the answers depend on x through it alone."""
     with after(model, layer, lambda h: h) as calls:
-        scores(answer(model, x))
+        scores(asked(model, x))
     check_once(layer, calls)
     given, h = calls[0]
     if given.numel() != x.numel() or not torch.equal(given.reshape(x.shape), x):
@@ -371,7 +373,7 @@ def permuting(group: Group, within: float) -> tuple[Element, ...]:
 def check_ignores(model: nn.Module, layer: str, x: Tensor, elements: tuple[Element, ...]) -> None:
     """Raise a sentence unless the later layers answer alike to a layer's output and to the same moved by each g."""
     with after(model, layer, lambda h: h) as calls:
-        answer(model, x)
+        asked(model, x)
     h = calls[0][1]
     still = forced(model, layer, x, h)
     for g in elements:

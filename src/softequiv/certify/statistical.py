@@ -11,8 +11,7 @@ import dataclasses
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -25,9 +24,12 @@ from softequiv._files import written_whole
 from softequiv._text import aligned
 from softequiv.actions import Acts, Moves, Pictures, Points, Still
 from softequiv.adapt.plan import as_group, range_of
+from softequiv.asking import asked, at_home, check_finite, evaluating, inputs_of
 from softequiv.certify.certificate import (
     bakeable,
     fitting,
+    group_of,
+    own_range,
     read_range,
     refuse_unnamed,
     span,
@@ -180,7 +182,7 @@ class StatisticalCertificate:
 def certify_data(
     model: nn.Module,
     data: Any,
-    group: Group | str,
+    group: Group | str | None = None,
     within: float | str | None = None,
     *,
     acts: Acts = Pictures(),  # noqa: B008  (frozen)
@@ -199,16 +201,20 @@ def certify_data(
     figures each bound has confidence 1 - (1 - confidence) / m, so that all hold together (Bonferroni).
 
     `data`: a tensor (N, ...) of held-out inputs, a pair (inputs, labels), or a loader; labels are not used. `acts` and
-    `target` say how the group moves inputs and answers, as in `measure`. Every sample gets one element: from the Haar
-    measure without `within`, else as `group.random` draws them.
+    `target` say how the group moves inputs and answers, as in `measure`. Group and range are by default those of a soft
+    model and its error target, else the range is the whole group. Every sample gets one element: from the Haar measure
+    over the whole group, else as `group.random` draws them.
 
     >>> net = nn.Sequential(nn.Conv2d(1, 3, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
     >>> certify_data(net, torch.randn(200, 1, 9, 9), "C4")["total variation"].bound < 0.2
     True
     """
-    group = as_group(group)
+    own = group_of(model) if isinstance(model, nn.Module) else None
+    group = own if group is None else as_group(group)
+    if group is None:
+        raise GroupError("this model has no soft weights: say for which group to certify it, such as group=SO(2)")
     reach = range_of(within)
-    reach = math.inf if reach is None else reach
+    reach = reach if reach is not None else own_range(model) if group == own else math.inf
     group.reach(reach)
     check_confidence(confidence)
     if clip is not None and not (isinstance(clip, (int, float)) and 0 < clip < math.inf):
@@ -227,7 +233,9 @@ def certify_data(
             acts.check(group, x[0])
             drawn = [group.random(generator, None if math.isinf(reach) else reach) for _ in range(len(x))]
             moves = Moves(acts, group, elements=drawn)
-            y, moved = (finite(compared(answer(model, part), x)) for part in (x, moves(x, numbers)))
+            y, moved = (compared(asked(model, part), x) for part in (x, moves(x, numbers)))
+            check_finite(y, "answers")
+            check_finite(moved, "answers to moved inputs")
             target = target or default_target(acts, y)
             target.check(group, y[0])
             on_answers = moves.on(target)
@@ -412,80 +420,11 @@ def model_digest(model: nn.Module) -> str:
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
-def inputs_of(data: Any, size: int) -> Iterator[Tensor]:
-    """The inputs in `data`, some at a time: a tensor, a pair (inputs, labels), or a loader of such or of dicts."""
-    if isinstance(data, (Tensor, tuple, Mapping)):
-        yield from (part for part in inputs_in(data).split(size) if len(part))
-        return
-    if isinstance(data, (str, bytes)) or not isinstance(data, Iterable):
-        raise SoftEquivError(
-            f"cannot read data of type {type(data).__name__}: give a tensor (N, ...), a pair (inputs, labels), or a "
-            "loader of such batches"
-        )
-    for item in data:
-        if len(inputs := inputs_in(item)):
-            yield inputs
-
-
-def inputs_in(item: Any) -> Tensor:
-    """The inputs of one batch."""
-    found = item.get("pixel_values") if isinstance(item, Mapping) else item
-    found = found[0] if isinstance(found, (tuple, list)) and found else found
-    if not isinstance(found, Tensor) or not found.is_floating_point() or found.ndim < 2:
-        what = f"{found.dtype} of shape {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
-        raise SoftEquivError(
-            f"inputs are floating point, scaled as the model expects them, with a row for each sample; got {what}"
-        )
-    return found
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """The model in eval mode without gradients; every module's own mode is restored afterwards."""
-    if not isinstance(model, nn.Module):
-        raise SoftEquivError(f"model must be a torch module; got {type(model).__name__}: wrap a function in one")
-    modes = [(module, module.training) for module in model.modules()]
-    try:
-        model.eval()
-        with torch.no_grad():
-            yield
-    finally:
-        for module, training in modes:
-            module.training = training
-
-
-def at_home(model: nn.Module, x: Tensor) -> Tensor:
-    """The input on the model's device and in its precision; NaN and infinity are refused."""
-    own = next((tensor for tensor in [*model.parameters(), *model.buffers()] if tensor.is_floating_point()), x)
-    return finite(x.to(own.device, own.dtype), "inputs", "look for broken samples")
-
-
-def answer(model: nn.Module, x: Tensor) -> Tensor:
-    """F(x), (N, ...): the model's tensor, or its logits."""
-    result = model(x.clone())  # the first layer may write into it
-    found = result.get("logits") if isinstance(result, Mapping) else getattr(result, "logits", result)
-    if not isinstance(found, Tensor) or not found.is_floating_point() or found.shape[:1] != x.shape[:1]:
-        what = f"{found.dtype} of shape {tuple(found.shape)}" if isinstance(found, Tensor) else type(result).__name__
-        raise SoftEquivError(
-            f"{len(x)} samples need answers (N, ...) in floating point; the model gave {what}: wrap it in a module "
-            "that returns the tensor to be certified"
-        )
-    return found
-
-
 def compared(y: Tensor, x: Tensor) -> Tensor:
     """Answers where they are compared: scores per pixel at the size of the picture."""
     if y.ndim != 4 or x.ndim != 4 or y.shape[-2:] == x.shape[-2:]:
         return y
     return functional.interpolate(y, x.shape[-2:], mode="bilinear", align_corners=False)
-
-
-def finite(x: Tensor, what: str = "the model's answers", remedy: str = "look for overflow in the model") -> Tensor:
-    """The tensor itself; NaN and infinity are refused, which no bound survives."""
-    bad = int((~torch.isfinite(x)).sum())
-    if bad:
-        raise SoftEquivError(f"{what} hold NaN or infinity in {bad} of {x.numel()} entries; {remedy}")
-    return x
 
 
 def sealed(entries: Mapping[str, Any]) -> str:

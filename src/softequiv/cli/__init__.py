@@ -1,5 +1,5 @@
 """What can be done from a shell? `softequiv soften`, `plan`, `certify`, `measure`, `train`, `bake`, `report`,
-`reproduce`, `bench`, `demo`, `doctor`: each parses its arguments, calls the library and prints.
+`reproduce`, `sweep`, `bench`, `demo`, `doctor`: each parses its arguments, calls the library and prints.
 
 Exit codes: 0 done; 1 the answer is no (a certificate that does not hold, a doctor who is not content); 2 wrong usage;
 3 an error, told in one sentence on stderr (`--debug` shows the traceback); 130 interrupted. With `--json`, stdout

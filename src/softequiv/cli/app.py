@@ -29,7 +29,10 @@ CODES = (
     "sentence, 130 interrupted."
 )
 
-ORDER = ("plan", "soften", "certify", "measure", "train", "bake", "report", "reproduce", "bench", "demo", "doctor")
+ORDER = (
+    *("plan", "soften", "certify", "measure", "train", "bake", "report", "reproduce", "sweep", "bench", "demo"),
+    "doctor",
+)
 
 
 class InOrder(TyperGroup):

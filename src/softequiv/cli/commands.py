@@ -6,25 +6,30 @@ Those that train and time stand in files of their own, and are all of them here 
 from __future__ import annotations
 
 import dataclasses
+import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, cast
 
 import typer
+from rich.console import RenderableType
 from rich.text import Text
+from torch import nn
 
-from softequiv.adapt import bake, plan, soften
+from softequiv.adapt import bake, plan
 from softequiv.adapt.opening import refuse_occupied, save_model
-from softequiv.certify import Certificate, certify
-from softequiv.cli import doctor, experiments, options, tables, training
+from softequiv.adapt.soften import carry_out
+from softequiv.certify import Certificate, StatisticalCertificate, certify
+from softequiv.cli import doctor, experiments, options, sweeps, tables, training
 from softequiv.cli.app import Answer, app, command
-from softequiv.cli.given import asked, opened, own_group, own_range, read_group, read_range
+from softequiv.cli.given import asked, opened, own_group, own_range, read_certificate, read_group, read_range
 from softequiv.errors import SoftEquivError
 from softequiv.measure import measure
 from softequiv.nn import Mode, soft_weights
 from softequiv.reps import Action
 from softequiv.tasks.images import Images, open_images
 
-__all__ = ["app", "experiments", "training"]
+__all__ = ["app", "experiments", "sweeps", "training"]
 
 GAP_PICTURES = 16  # on which a certificate compares the modelled action with a true one
 
@@ -36,6 +41,9 @@ def plan_command(
     softness: options.Softness = None,
     error: options.Error = None,
     within: options.Within = None,
+    scope: options.Scope = "layer",
+    data: options.ScopeData = None,
+    limit: options.Limit = None,
     only: options.Only = None,
     skip: options.Skip = None,
     action: options.ActionName = "exact",
@@ -46,8 +54,9 @@ def plan_command(
 
     Which weights it would filter, which not and why, and what geometry will spoil.
     """
-    arguments = asked(group, softness, error, within, only, skip, action)
-    found = plan(opened(model, trust_remote_code), image_size=image_size, **arguments)
+    arguments = asked(group, softness, error, within, only, skip, action, scope, data)
+    net = opened(model, trust_remote_code)
+    found = plan(net, image_size=image_size, data=some_pictures(data, net, image_size, limit), **arguments)
     return Answer(tables.plan_entries(found), tables.plan_shown(found))
 
 
@@ -59,6 +68,9 @@ def soften_command(
     softness: options.Softness = None,
     error: options.Error = None,
     within: options.Within = None,
+    scope: options.Scope = "layer",
+    data: options.ScopeData = None,
+    limit: options.Limit = None,
     mode: options.Mode = "parametrize",
     only: options.Only = None,
     skip: options.Skip = None,
@@ -70,11 +82,11 @@ def soften_command(
 
     The soft model is written into a folder, with the recipe that says what was done.
     """
-    arguments = asked(group, softness, error, within, only, skip, action)
+    arguments = asked(group, softness, error, within, only, skip, action, scope, data)
     refuse_occupied(out)
     net = opened(model, trust_remote_code)
-    found = plan(net, image_size=image_size, **arguments)
-    soften(net, mode=cast(Mode, mode), **arguments)
+    found = plan(net, image_size=image_size, data=some_pictures(data, net, image_size, limit), **arguments)
+    carry_out(net, found, cast(Mode, mode))
     save_model(net, out)
     last = Text(f"written to {out}; next: softequiv certify {out}")
     return Answer({**tables.plan_entries(found), "mode": mode, "out": str(out)}, (*tables.plan_shown(found), last))
@@ -86,35 +98,80 @@ def certify_command(
     group: options.OwnGroup = None,
     within: options.OwnRange = None,
     action: options.ActionName = "exact",
-    data: options.SomeData = None,
+    images: options.SomeImages = None,
+    data: options.HeldOut = None,
+    confidence: options.Confidence = None,
     size: options.Size = None,
+    limit: options.Limit = None,
+    seed: options.Seed = 0,
     out: options.CertificateFile = None,
     verify: options.VerifiedFile = None,
     trust_remote_code: options.TrustCode = False,
 ) -> Answer:
-    """State what is guaranteed of a model's weights.
+    """State what is guaranteed of a model.
 
-    With --verify, say whether a certificate holds for the model; if not, the exit code is 1.
+    Of its weights, for every element of the range; with --data, of its answers, on average over pictures like those and
+    over elements of the range, with a stated confidence. With --verify, say whether a certificate holds for the model,
+    one over data with the same --data, --size and --limit; if not, the exit code is 1.
     """
     if verify is not None:
-        if any(given is not None for given in (group, within, data, out)):
+        if any(given is not None for given in (group, within, images, confidence, out)):
             raise typer.BadParameter("--verify takes everything from the certificate; leave the other options out")
-        certificate = Certificate.load(verify)
-        result = certificate.verify(opened(model, trust_remote_code))
-        style = "green" if result.ok else "red"
-        return Answer(dataclasses.asdict(result), (Text(str(result), style=style),), 0 if result.ok else 1)
+        return verified(verify, opened(model, trust_remote_code), data, size, limit)
+    if data is None and confidence is not None:
+        raise typer.BadParameter("--confidence belongs to --data, the held-out pictures")
+    if data is not None and images is not None:
+        raise typer.BadParameter("--images belongs to a certificate of weights, --data to one of answers; give one")
     asked_group, asked_range = read_group(group), read_range(within)
     net = opened(model, trust_remote_code)
-    images = None
+    asked_group = asked_group or own_group(net)
     if data is not None:
-        images = pictures_of(open_images(data, net, size=size, limit=GAP_PICTURES, batch=GAP_PICTURES))[0]
-    found = certify(net, asked_range, asked_group or own_group(net), action=cast(Action, action), images=images)
-    entries, shown = tables.certificate_entries(found), tables.certificate_shown(found)
+        pictures = open_images(data, net, size=size, limit=limit, seed=seed)
+        sure = 0.99 if confidence is None else confidence
+        of_data = certify(net, asked_range, asked_group, data=pictures, confidence=sure, seed=seed)
+        return kept(of_data, json.loads(of_data.to_json()), tables.statistical_shown(of_data), out)
+    some = None
+    if images is not None:
+        some = pictures_of(open_images(images, net, size=size, limit=GAP_PICTURES, batch=GAP_PICTURES))[0]
+    found = certify(net, asked_range, asked_group, action=cast(Action, action), images=some)
+    return kept(found, tables.certificate_entries(found), tables.certificate_shown(found), out)
+
+
+def verified(file: Path, net: nn.Module, data: Path | None, size: int | None, limit: int | None) -> Answer:
+    """Whether the certificate in a file holds for a model."""
+    certificate = read_certificate(file)
+    if isinstance(certificate, Certificate):
+        if data is not None:
+            raise typer.BadParameter("this certificate is of weights; leave --data out")
+        result = certificate.verify(net)
+        style = "green" if result.ok else "red"
+        return Answer(dataclasses.asdict(result), (Text(str(result), style=style),), 0 if result.ok else 1)
+    if data is None:
+        raise typer.BadParameter("this certificate is over data; give the same pictures with --data")
+    pictures = open_images(data, net, size=size, limit=limit, seed=certificate.seed)
+    changes = certificate.differences(net, pictures)
+    told = "not verified:\n  " + "\n  ".join(changes) if changes else "verified: same weights, pictures and figures"
+    entries = {"ok": not changes, "changes": list(changes)}
+    return Answer(entries, (Text(told, style="red" if changes else "green"),), 1 if changes else 0)
+
+
+def kept(
+    found: Certificate | StatisticalCertificate,
+    entries: Mapping[str, Any],
+    shown: tuple[RenderableType, ...],
+    out: Path | None,
+) -> Answer:
+    """A certificate as an answer, and in its file where there is to be one."""
     if out is None:
         return Answer(entries, shown)
     out.parent.mkdir(parents=True, exist_ok=True)
     found.save(out)
     return Answer({**entries, "out": str(out)}, (*shown, Text(f"written to {out}")))
+
+
+def some_pictures(folder: Path | None, net: nn.Module, size: int | None, limit: int | None) -> Images | None:
+    """The pictures of a folder, if one was given."""
+    return None if folder is None else open_images(folder, net, size=size, limit=limit)
 
 
 def pictures_of(images: Images) -> tuple[Any, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import typer
 from rich.console import RenderableType
@@ -13,6 +13,9 @@ from rich.text import Text
 from softequiv.cli import options, tables
 from softequiv.cli.app import Answer, command
 
+if TYPE_CHECKING:
+    from softequiv.experiments.cells import Runner
+
 
 @command("softequiv reproduce T1 --scale smoke --out results")
 def reproduce_command(
@@ -20,11 +23,17 @@ def reproduce_command(
     scale: options.ScaleName = "small",
     out: options.Results = Path("results"),
     jobs: options.Jobs = 1,
+    on: options.On = "here",
+    address: options.Address = None,
+    cpus: options.CellCPUs = 1.0,
+    gpus: options.CellGPUs = 0.0,
+    retries: options.Retries = 3,
     shown: options.ExperimentList = False,
 ) -> Answer:
     """Make a table or figure of the paper again.
 
-    Cells that are there are used again, so a run that was stopped goes on; the page shows ours beside the paper's.
+    Cells that are there are used again, so a run that was stopped goes on; the page shows ours beside the paper's. With
+    --on ray the cells are computed by a cluster.
     """
     from softequiv.experiments.base import Scale, reproduce
     from softequiv.experiments.registry import experiment, names
@@ -34,8 +43,9 @@ def reproduce_command(
         return Answer({"experiments": titles}, (tables.table(("name", "what"), titles.items()),))
     if name is None:
         raise typer.BadParameter(f"say which: {', '.join(names())}; --list tells what they are")
+    runner = runner_of(on, jobs, address, cpus, gpus, retries)
     chosen = experiment(name)
-    page = reproduce(chosen, cast(Scale, scale), out=out, jobs=jobs)
+    page = reproduce(chosen, cast(Scale, scale), out=out, runner=runner)
     return Answer(
         {"experiment": chosen.name, "scale": scale, "page": str(page)}, (Text(f"{chosen.title}: written to {page}"),)
     )
@@ -59,3 +69,17 @@ def bench_command(compiled: options.Compiled = False) -> Answer:
         shown.append(Text(part.method))
     entries = {part.title: {"method": part.method, "columns": part.columns, "rows": part.rows} for part in parts}
     return Answer({"machine": bench.machine(), "parts": entries}, tuple(shown))
+
+
+def runner_of(on: str, jobs: int, address: str | None, cpus: float, gpus: float, retries: int) -> Runner:
+    """Who computes cells."""
+    from softequiv.experiments.cells import Here
+    from softequiv.experiments.ray_cells import OnRay
+
+    if on == "ray":
+        return OnRay(address, cpus, gpus, retries)
+    if on != "here":
+        raise typer.BadParameter(f"cells are computed here or on ray; got --on {on}")
+    if address is not None:
+        raise typer.BadParameter("--address is that of a Ray cluster; add --on ray")
+    return Here(jobs)

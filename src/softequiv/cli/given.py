@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import sys
 from pathlib import Path
@@ -11,7 +13,9 @@ import typer
 from torch import nn
 
 from softequiv.adapt.opening import open_model
-from softequiv.certify.certificate import group_of, target_ranges
+from softequiv.adapt.plan import Scope
+from softequiv.certify import Certificate, StatisticalCertificate
+from softequiv.certify.certificate import group_of, target_ranges, text_of
 from softequiv.errors import GroupError
 from softequiv.groups import Group, parse_group, parse_range
 from softequiv.reps import Action
@@ -48,6 +52,14 @@ def own_range(model: nn.Module) -> float | None:
     return targets.pop() if len(targets) == 1 else None
 
 
+def read_certificate(path: Path) -> Certificate | StatisticalCertificate:
+    """The certificate in a file, of weights or of answers."""
+    with contextlib.suppress(ValueError, AttributeError):
+        if json.loads(text_of(path)).get("kind") == "statistical":
+            return StatisticalCertificate.load(path)
+    return Certificate.load(path)
+
+
 def asked(
     group: str,
     softness: float | None,
@@ -56,8 +68,12 @@ def asked(
     only: list[str] | None,
     skip: list[str] | None,
     action: str,
+    scope: str = "layer",
+    data: Path | None = None,
 ) -> dict[str, Any]:
-    """What `plan` and `soften` of the library take, from what a shell gives."""
+    """What `plan` and `soften` of the library take, from what a shell gives; the pictures are not opened yet."""
+    if (scope == "network") != (data is not None):
+        raise typer.BadParameter("--scope network and --data, the pictures to measure it on, belong together")
     if (softness is None) == (error is None) or (error is None) != (within is None):
         raise typer.BadParameter("say how equivariant in one way: --softness, or --error together with --within")
     return {
@@ -68,4 +84,5 @@ def asked(
         "only": only or None,
         "skip": skip or (),
         "action": cast(Action, action),
+        "scope": cast(Scope, scope),
     }

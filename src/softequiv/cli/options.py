@@ -21,6 +21,13 @@ OwnRange = Annotated[
 ]
 Softness = Annotated[float | None, typer.Option("--softness", "-s", help="The dial: 0 is equivariant, 1 unchanged.")]
 Error = Annotated[float | None, typer.Option("--error", "-e", help="The most that a weight may change; with --within.")]
+Scope = Annotated[
+    str,
+    typer.Option("--scope", help="layer: --error is for each weight; network: for the answers, a KL on --data."),
+]
+ScopeData = Annotated[
+    Path | None, typer.Option("--data", "-d", help="With --scope network: the pictures to measure it on.")
+]
 Mode = Annotated[
     str, typer.Option("--mode", help="parametrize filters in the forward pass, project keeps plain modules.")
 ]
@@ -37,7 +44,14 @@ Page = Annotated[Path, typer.Option("--out", "-o", help="The page to write.")]
 Data = Annotated[
     Path, typer.Option("--data", "-d", help="A folder of pictures; folders in it are classes.", show_default=False)
 ]
-SomeData = Annotated[Path | None, typer.Option("--data", "-d", help="Compare the modelled action on these pictures.")]
+SomeImages = Annotated[Path | None, typer.Option("--images", help="Compare the modelled action on these pictures.")]
+HeldOut = Annotated[
+    Path | None,
+    typer.Option("--data", "-d", help="Certify the answers, on average over pictures like these held-out ones."),
+]
+Confidence = Annotated[
+    float | None, typer.Option("--confidence", help="With --data: how sure; 0.99 if not given.", show_default=False)
+]
 Size = Annotated[int | None, typer.Option("--size", help="Side of the pictures, instead of the model's own.", min=1)]
 Limit = Annotated[int | None, typer.Option("--limit", help="Take so many pictures, drawn at random.", min=1)]
 Most = Annotated[int, typer.Option("--limit", help="Take at most so many pictures, drawn at random.", min=1)]
@@ -86,4 +100,13 @@ ExperimentList = Annotated[bool, typer.Option("--list", help="Show what can be r
 ScaleName = Annotated[str, typer.Option("--scale", help="smoke: seconds; small: a workstation; full: as in the paper.")]
 Results = Annotated[Path, typer.Option("--out", "-o", help="The folder of pages, figures and finished cells.")]
 Jobs = Annotated[int, typer.Option("--jobs", "-j", help="Cells side by side, each in a process.", min=1)]
+On = Annotated[str, typer.Option("--on", help="Where cells are computed: here, or ray, a cluster.")]
+Address = Annotated[
+    str | None, typer.Option("--address", help="The Ray cluster: HOST:PORT or auto; by default one started here.")
+]
+CellCPUs = Annotated[float, typer.Option("--cpus", help="CPUs for each cell on Ray.", min=0)]
+CellGPUs = Annotated[float, typer.Option("--gpus", help="GPUs for each cell on Ray; 0.5 shares one.", min=0)]
+Retries = Annotated[
+    int, typer.Option("--retries", help="How often a cell on Ray runs again that lost its worker.", min=0)
+]
 Compiled = Annotated[bool, typer.Option("--compiled", help="Time compiled models as well; compiling takes minutes.")]

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from softequiv.adapt.plan import Plan
-from softequiv.certify import Certificate
+from softequiv.certify import Certificate, StatisticalCertificate
 from softequiv.certify.certificate import figure, span
 from softequiv.measure import Measurement
 from softequiv.spectrum import spectrum
@@ -110,6 +110,31 @@ def certificate_shown(certificate: Certificate) -> tuple[Table | Text, ...]:
     return (
         Text(f"largest error {certificate.error:.4g}: {certificate.group}, {span(certificate.within)}", style="bold"),
         table(("weight", "shape", "directions", *numbers), rows, numbers),
+        Text("\n".join(lines)),
+    )
+
+
+def statistical_shown(certificate: StatisticalCertificate) -> tuple[Table | Text, ...]:
+    """A certificate of answers for people."""
+    rows = [
+        (f.name, f"{f.observed:.4g}", f"{f.bound:.4g}", f"{f.most:g}", str(f.clipped), f.method, f.formula)
+        for f in certificate.figures
+    ]
+    where = f"{certificate.group}, {span(certificate.within)}"
+    lines = [
+        "expectations over pictures drawn as these were and elements drawn as said, all bounds together",
+        "not certified: any single picture or element, other data, a model trained or chosen on these pictures",
+        f"sha256 of the weights {certificate.weights_sha256}",
+        f"sha256 of the data {certificate.data_sha256}",
+    ]
+    numbers = ("observed", "at most", "largest", "clipped")
+    return (
+        Text(
+            f"with confidence {certificate.confidence:g}: {where}; {certificate.samples} pictures, one element each, "
+            f"{certificate.drawn}",
+            style="bold",
+        ),
+        table(("figure", *numbers, "method", "formula"), rows, numbers),
         Text("\n".join(lines)),
     )
 

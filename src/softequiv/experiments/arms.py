@@ -17,12 +17,14 @@ from softequiv.baselines.rpp import rpp
 from softequiv.errors import SoftEquivError
 from softequiv.gains import LevelGain, hard
 from softequiv.groups import C, D, Group
+from softequiv.holding import HeldByMeasurement, Mixture, OrbitMean, freeze_rest, limit_gain, noisy
 from softequiv.nn import soft_weights
 from softequiv.nn.layers import restored_scale
 from softequiv.spectrum import spectrum
 from softequiv.training.loop import Objective, plain
 
 TURNS = 18  # rotations of the paper's finite groups
+SOFT, TARGET = 0.9, 0.05  # softness below a target on the whole network; the target of a mixture
 
 Grids = Mapping[str, tuple[int, ...]]
 
@@ -45,10 +47,11 @@ class Setting:
 
 @dataclass(frozen=True)
 class Armed:
-    """A model ready for training, and what its training minimises."""
+    """A model ready for training, what its training minimises, and what is called after each step."""
 
     model: nn.Module
     objective: Objective = plain
+    after_step: tuple[Callable[[int], None], ...] = ()
 
 
 Arm = Callable[[nn.Module, float, Setting], Armed]
@@ -100,6 +103,46 @@ def penalised(model: nn.Module, dial: float, setting: Setting) -> Armed:
     return Armed(model, Penalised(moves, dial, divergence="kl"))
 
 
+def held(model: nn.Module, dial: float, setting: Setting) -> Armed:
+    """A target on the network's measured error over the range, held by a price."""
+    return Armed(model, HeldByMeasurement(Moves(setting.acts, setting.group, setting.within), dial))
+
+
+def ours_held(model: nn.Module, dial: float, setting: Setting) -> Armed:
+    """Our filter, below a target on the network's measured error."""
+    return held(ours(model, SOFT, setting).model, dial, setting)
+
+
+def ours_noisy(model: nn.Module, dial: float, setting: Setting) -> Armed:
+    """Our filter, with noise of the size of the certified residual behind each weight."""
+    soft = ours(model, dial, setting)
+    noisy(soft.model, setting.within)
+    return soft
+
+
+def ours_limited(model: nn.Module, dial: float, setting: Setting) -> Armed:
+    """Our filter; no other weight may grow in norm."""
+    soft = ours(model, dial, setting).model
+    return Armed(soft, after_step=(limit_gain(soft),))
+
+
+def ours_frozen(model: nn.Module, dial: float, setting: Setting) -> Armed:
+    """Our filter; of all others the norms and the head alone learn."""
+    soft = ours(model, dial, setting)
+    freeze_rest(soft.model)
+    return soft
+
+
+def mixture(model: nn.Module, dial: float, setting: Setting) -> Armed:
+    """Probabilities averaged over quarter turns, but for a share: the dial."""
+    return Armed(Mixture(OrbitMean(model, C(4), setting.acts), model, dial))
+
+
+def mixture_held(model: nn.Module, dial: float, setting: Setting) -> Armed:
+    """The mixture, below a target on its measured error."""
+    return held(mixture(model, dial, setting).model, TARGET, setting)
+
+
 ARMS: dict[str, Arm] = {
     "plain": free,
     "ours": ours,
@@ -110,6 +153,13 @@ ARMS: dict[str, Arm] = {
     "RPP": residual,
     "canonical": canonical,
     "penalty": penalised,
+    "held": held,
+    "ours + held": ours_held,
+    "ours + noise": ours_noisy,
+    "ours + limit": ours_limited,
+    "ours + frozen": ours_frozen,
+    "mixture": mixture,
+    "mixture + held": mixture_held,
 }
 
 

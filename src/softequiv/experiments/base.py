@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from softequiv.errors import SoftEquivError
-from softequiv.experiments.cells import Cell, Row, Work, run_cells
+from softequiv.experiments.cells import Cell, Row, Runner, Work, run_cells
 from softequiv.experiments.pages import Page, write_page
 
 Scale = Literal["smoke", "small", "full"]
+DATA = "SOFTEQUIV_DATA"
 
 
 @dataclass(frozen=True)
@@ -26,25 +27,38 @@ class Experiment:
     page: Callable[[Sequence[Row], Scale], Page]
 
 
-def reproduce(experiment: Experiment, scale: Scale = "small", *, out: Path = Path("results"), jobs: int = 1) -> Path:
+def reproduce(
+    experiment: Experiment,
+    scale: Scale = "small",
+    *,
+    out: Path = Path("results"),
+    jobs: int = 1,
+    runner: Runner | None = None,
+) -> Path:
     """Fill every cell that is not there, then write the page; the path of the page.
 
     `smoke` takes seconds and means nothing, `small` is what a workstation does on real data, `full` is the paper's own
-    setting. Cells are kept in `out/cells` and used again.
+    setting. Cells are kept in `out/cells` and used again; the runner computes those that are missing, by default this
+    machine with `jobs` at a time.
     """
     if scale not in get_args(Scale):
         raise SoftEquivError(f"the scales are {', '.join(get_args(Scale))}; got {scale!r}")
     cells = experiment.cells(scale)
     kept = out / "cells" / f"{cells[0].experiment}-{scale}"  # a figure may show the cells of a table
-    rows = run_cells(cells, experiment.work, kept, jobs=jobs)
+    rows = run_cells(cells, experiment.work, kept, jobs=jobs, runner=runner)
     return write_page(experiment.page(rows, scale), rows, out, f"{experiment.name}-{scale}")
+
+
+def data_root() -> Path:
+    """Where all data lie."""
+    return Path(os.environ.get(DATA, "../shared/data"))
 
 
 def data_folder(name: str) -> Path:
     """Where the data of an experiment lies: a folder or file below SOFTEQUIV_DATA, or below ../shared/data."""
-    root = Path(os.environ.get("SOFTEQUIV_DATA", "../shared/data"))
+    root = data_root()
     if not (root / name).exists():
         raise SoftEquivError(
-            f"{root / name} is not there; set the environment variable SOFTEQUIV_DATA to the folder that holds {name}"
+            f"{root / name} is not there; set the environment variable {DATA} to the folder that holds {name}"
         )
     return root / name

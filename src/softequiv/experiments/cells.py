@@ -1,6 +1,7 @@
 """How is a table filled? Cell by cell: each is one training with its settings and seed, and a file once it is done.
 
-A run that is interrupted goes on with the cells that have no file; cells run side by side in processes of their own.
+A run that is interrupted goes on with the cells that have no file; who computes them, this process, others beside it or
+a cluster, is a runner's matter.
 """
 
 from __future__ import annotations
@@ -8,8 +9,10 @@ from __future__ import annotations
 import hashlib
 import json
 import multiprocessing
+import os
 import platform
 import signal
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,19 +20,21 @@ from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from softequiv._files import written_whole
 from softequiv.certify.certificate import versions
 from softequiv.errors import SoftEquivError
+from softequiv.experiments.watched import watched
 
-FORMAT = 1  # raised when a cell of the same settings would come out otherwise
+FORMAT = 1  # raised when a cell of the same settings would mean something else; other random draws do not
 
 Settings = Mapping[str, Any]
 Figures = dict[str, Any]
 Work = Callable[[Settings], Figures]
+Told = dict[str, Any]  # what a computed cell says, as JSON can hold it
 
 
 @dataclass(frozen=True)
@@ -69,63 +74,95 @@ class Row:
         return self.figures[name] if name in self.figures else self.settings[name]
 
 
-def run_cells(cells: Sequence[Cell], work: Work, folder: Path, *, jobs: int = 1) -> list[Row]:
+class Runner(Protocol):
+    """Who computes cells: called with them, it gives each as it ends, with what went wrong, if anything did."""
+
+    def __call__(self, cells: Sequence[Cell], work: Work, folder: Path) -> Iterator[tuple[Cell, str]]: ...
+
+    def standing(self) -> str | None:
+        """Who is at work now, in a few words; None where the cells run in this process and show their own progress."""
+
+
+def run_cells(
+    cells: Sequence[Cell], work: Work, folder: Path, *, jobs: int = 1, runner: Runner | None = None
+) -> list[Row]:
     """All rows, in the order of the cells: read where there is a file, computed by `work(settings)` where not.
 
-    `work` is a function of a module, which processes can import. A cell that fails does not stop the others; those
-    that failed are named at the end.
+    `work` is a function of a module, which processes can import; the runner is by default this machine, with `jobs`
+    cells side by side. A cell that fails does not stop the others; those that failed are named at the end.
     """
     folder.mkdir(parents=True, exist_ok=True)
     waiting = [cell for cell in cells if read_row(folder, cell) is None]
     if done := len(cells) - len(waiting):
         print(f"{done} of {len(cells)} cells are there already", flush=True)
+    chosen = runner or Here(jobs)
     failed: list[str] = []
-    began = time.perf_counter()
-    for number, (cell, problem) in enumerate(finished(waiting, work, folder, jobs), 1):
-        spent = time.perf_counter() - began
-        left = spent / number * (len(waiting) - number)
-        print(f"[{number}/{len(waiting)}] {cell.name}: {problem or 'done'}; about {left:.0f} s left", flush=True)
-        if problem:
-            failed.append(f"{cell.name}: {problem}")
+    with watched(len(waiting), chosen.standing) as tell:
+        for cell, problem in chosen(waiting, work, folder):
+            tell(cell.name, problem)
+            if problem:
+                failed.append(f"{cell.name}: {problem}")
     if failed:
         raise SoftEquivError(f"{len(failed)} of {len(cells)} cells failed; the others are kept. " + "; ".join(failed))
     rows = [read_row(folder, cell) for cell in cells]
     return [row for row in rows if row is not None]
 
 
-def finished(cells: Sequence[Cell], work: Work, folder: Path, jobs: int) -> Iterator[tuple[Cell, str]]:
-    """Each cell as it ends, with what went wrong, if anything did."""
-    if jobs == 1:
-        for cell in cells:
-            yield cell, compute(cell, work, folder)
-        return
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(jobs, mp_context=context, initializer=alone) as pool:
-        futures: dict[Future[str], Cell] = {pool.submit(compute, cell, work, folder): cell for cell in cells}
-        for future in as_completed(futures):
-            try:
-                yield futures[future], future.result()
-            except BrokenProcessPool:
-                yield futures[future], "its process died, perhaps for want of memory; run again with fewer jobs"
+@dataclass(frozen=True)
+class Here:
+    """The runner on this machine: one cell after another, or `jobs` of them side by side in processes of their own."""
+
+    jobs: int = 1
+
+    def __call__(self, cells: Sequence[Cell], work: Work, folder: Path) -> Iterator[tuple[Cell, str]]:
+        if self.jobs == 1:
+            for cell in cells:
+                yield cell, compute(cell, work, folder)
+            return
+        context = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(self.jobs, mp_context=context, initializer=alone) as pool:
+            futures: dict[Future[str], Cell] = {pool.submit(compute, cell, work, folder): cell for cell in cells}
+            for future in as_completed(futures):
+                try:
+                    yield futures[future], future.result()
+                except BrokenProcessPool:
+                    yield futures[future], "its process died, perhaps for want of memory; run again with fewer jobs"
+
+    def standing(self) -> str | None:
+        """How many processes there are."""
+        return f"{self.jobs} processes here" if self.jobs > 1 else None
 
 
 def alone() -> None:
-    """Processes side by side have one thread each; an interruption ends them, and not their cell alone."""
+    """Processes side by side have one thread each; an interruption ends them, and not their cell alone, and they do not
+    outlive the process that started them."""
     torch.set_num_threads(1)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def follow() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=follow, daemon=True).start()
 
 
 def compute(cell: Cell, work: Work, folder: Path) -> str:
-    """Fill one cell and write its file; what went wrong, as one line."""
+    """Compute one cell and write its file; what went wrong, as one line."""
+    return keep(cell, computed(cell, work), folder)
+
+
+def computed(cell: Cell, work: Work) -> Told:
+    """What the file of a cell will hold, or how it failed."""
     began = time.perf_counter()
     try:
         figures = work(cell.settings)
     except Exception as problem:  # any: one cell must not take the others with it
-        with written_whole(folder / f"{cell.key}.error.txt") as part:
-            part.write_text(traceback.format_exc(), encoding="utf-8")
-        return f"{type(problem).__name__}: {str(problem).splitlines()[0] if str(problem) else ''}"
+        line = f"{type(problem).__name__}: {str(problem).splitlines()[0] if str(problem) else ''}"
+        return {"problem": line, "traceback": traceback.format_exc()}
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine()
-    told = {
+    return {
         "experiment": cell.experiment,
         "settings": dict(cell.settings),
         "figures": figures,
@@ -133,6 +170,14 @@ def compute(cell: Cell, work: Work, folder: Path) -> str:
         "device": device,
         "versions": versions(),
     }
+
+
+def keep(cell: Cell, told: Told, folder: Path) -> str:
+    """Write a cell's file, or that of its failure; what went wrong, as one line."""
+    if "problem" in told:
+        with written_whole(folder / f"{cell.key}.error.txt") as part:
+            part.write_text(told["traceback"], encoding="utf-8")
+        return str(told["problem"])
     with written_whole(folder / f"{cell.key}.json") as part:
         part.write_text(json.dumps(told, indent=1))
     return ""

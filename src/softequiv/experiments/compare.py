@@ -11,7 +11,7 @@ from softequiv.experiments.cells import Row
 from softequiv.experiments.pages import Claim, Figure, Spread, spread_over_seeds
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
-MARKS = "os^Dv<>x"
+MARKS = "os^Dv<>xP"  # one more than colours: arms that share a colour differ in their mark
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from softequiv.actions import Pictures
+from softequiv.asking.answers import tensor_of
 from softequiv.experiments.backbones import opened
 from softequiv.experiments.base import Experiment, Scale, data_folder
 from softequiv.experiments.cells import Cell, Figures, Row, Settings
@@ -24,7 +25,6 @@ from softequiv.experiments.pages import Figure, Page, Table
 from softequiv.experiments.t3 import CROP, SIZE, normalisation
 from softequiv.groups import SO, degrees
 from softequiv.measure import jacobian_square
-from softequiv.measure.answers import tensor_of
 from softequiv.tasks.files import Files, Labelled, Normalised
 from softequiv.tasks.folders import IMAGENET, labelled
 

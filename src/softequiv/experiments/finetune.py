@@ -33,7 +33,7 @@ AnyTask = TypeVar("AnyTask", bound=Task)
 Shown = Mapping[str, tuple[str, float, int]]  # a column: the figure, what it is multiplied by, and digits
 
 OURS = ("ours", "ours (target)")
-SCORER_STEPS, SCORER_RATE = 400, 1e-3
+SCORER_STEPS, SCORER_BATCH, SCORER_RATE = 400, 250, 1e-3
 SCORER_PASSES = 4  # over the pictures, at most, for each epoch of the training that follows
 DIALS = (
     "The dial of ours and of the paper's construction is softness, that of 'ours (target)' the certified relative "
@@ -60,7 +60,15 @@ def trained_and_judged(
     if recipe is not None:
         if isinstance(arm.model, Canonical):
             teach_orientation(arm.model, task, recipe, moves)
-        fitted = fit(arm.model, task, recipe, moves, objective=arm.objective, transform=transform)
+        fitted = fit(
+            arm.model,
+            task,
+            recipe,
+            moves,
+            objective=arm.objective,
+            transform=transform,
+            after_step=arm.after_step,
+        )
         best = fitted.history[-1 if fitted.best is None or recipe.keep == "last" else fitted.best]
         found = {
             "kept epoch": best["epoch"],
@@ -99,10 +107,12 @@ def teach_orientation(model: Canonical, task: Task, recipe: Recipe, moves: Moves
     The scorer is new where the model is pretrained: at the rate that suits the one the other would not move, and a
     canonicaliser that never learnt to see orientation would be no fair baseline.
     """
-    epochs = min(SCORER_PASSES * recipe.epochs, -(-SCORER_STEPS * recipe.batch // len(task.train)))
+    batch = min(SCORER_BATCH, recipe.batch)
+    epochs = min(SCORER_PASSES * recipe.epochs, -(-SCORER_STEPS * batch // len(task.train)))
     alone = replace(
         recipe,
         epochs=epochs,
+        batch=batch,
         rate=SCORER_RATE,
         head_rate=None,
         layer_decay=1.0,

@@ -8,9 +8,9 @@ from functools import lru_cache
 from torch import nn
 
 from softequiv.actions import Moves, Pictures
+from softequiv.asking.answers import asked, at_home, evaluating
 from softequiv.groups import SO, O, degrees
 from softequiv.groups.rotations import mirror
-from softequiv.measure.answers import asked, at_home, evaluating
 from softequiv.tasks.base import Examples
 from softequiv.tasks.classification import Classification
 from softequiv.tasks.disc import InDisc

@@ -29,6 +29,7 @@ PLACES = {
     "hard-vs-smooth": "hard_vs_smooth:HARD_VS_SMOOTH",
     "full-equivariant": "full_equivariant:FULL_EQUIVARIANT",
     "softness-selection": "softness_selection:SOFTNESS_SELECTION",
+    "whole-network": "whole_network:WHOLE_NETWORK",
 }
 
 

@@ -21,11 +21,11 @@ from torch import Tensor, nn
 
 from softequiv._cache import cache
 from softequiv.adapt import bake, soften
+from softequiv.asking.answers import tensor_of
 from softequiv.errors import PerformanceWarning, TooLargeError
 from softequiv.experiments.schur_rule import schur_rule
 from softequiv.gains import hard
 from softequiv.groups import SO, Group, O
-from softequiv.measure.answers import tensor_of
 from softequiv.nn import hold
 from softequiv.nn.weight import projected_weights
 from softequiv.reps import Action, Hom, Rep, grid, tensor

@@ -8,25 +8,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
 from torch import nn
 
 from softequiv.baselines.augmentation import Augmented
-from softequiv.baselines.group_cnn import free_parameters
-from softequiv.experiments.arms import Armed, Setting, armed, kept, restore_variance
+from softequiv.experiments.arms import Armed, Setting, armed, restore_variance
 from softequiv.experiments.base import Experiment, Scale, data_folder
 from softequiv.experiments.cells import Cell, Figures, Row, Settings
 from softequiv.experiments.compare import at_least_as_good, better_at_equal_gain, curves, moves_the_error, trade_off
+from softequiv.experiments.finetune import trained_and_judged
 from softequiv.experiments.judged import TESTED, TRAINED, judged, quarters, turns
 from softequiv.experiments.pages import Page, Table, spread_over_seeds
 from softequiv.groups import SO, O, degrees
 from softequiv.tasks.classification import Classification
 from softequiv.tasks.mnist import mnist
 from softequiv.tasks.splits import few
-from softequiv.training import Recipe, fit
+from softequiv.training import Recipe
 
 RANGE = 60
 WIDTH, SIDE = 256, 40  # hidden units; pixels of a side, 28 padded by 6
@@ -85,10 +85,10 @@ def work(settings: Settings) -> Figures:
     setting = Setting(O(2) if flips else SO(2), degrees(RANGE), digits().acts, 1, {"1": (1, SIDE, SIDE)})
     arm = armed(settings["arm"], network(settings["seed"]), settings["dial"], setting)
     restore_variance(arm.model)
-    return trained_and_judged(arm, settings, RECIPE)
+    return learnt(arm, settings, RECIPE)
 
 
-def trained_and_judged(arm: Armed, settings: Settings, recipe: Recipe) -> Figures:
+def learnt(arm: Armed, settings: Settings, recipe: Recipe) -> Figures:
     """A model of digits: trained with all or few labels, on upright or turned digits; judged in range and beyond."""
     task, flips = digits(), settings["symmetry"] == "roto-reflection"
     if settings["labels"] < 1:
@@ -104,15 +104,9 @@ def trained_and_judged(arm: Armed, settings: Settings, recipe: Recipe) -> Figure
         evaluate_every=max(1, settings["epochs"] // 30),
     )
     known, unseen = (turns(task.acts, RANGE, flips=flips, seed=seed) for seed in (TRAINED, TESTED))
-    seen = Augmented(known) if settings["turned"] else None
-    fitted = fit(arm.model, task, recipe, known, objective=arm.objective, transform=seen)
     ranges = {"in range": unseen, "90": quarters(task.acts, 1), "180": quarters(task.acts, 2)}
-    return {
-        **judged(arm.model, task.to(fitted.device), ranges, disc="in range"),
-        "kept": kept(arm.model),
-        "parameters": free_parameters(arm.model),
-        "data": task.test.fingerprint[:16],
-    }
+    judge = partial(judged, ranges=ranges, disc="in range")
+    return trained_and_judged(arm, task, recipe, judge, known, Augmented(known) if settings["turned"] else None)
 
 
 def page(rows: Sequence[Row], scale: Scale) -> Page:

@@ -20,7 +20,7 @@ from softequiv.experiments.cells import Cell, Figures, Row, Settings
 from softequiv.experiments.compare import better_at_equal_gain, curves, trade_off
 from softequiv.experiments.costs import plain_cnn
 from softequiv.experiments.pages import Page
-from softequiv.experiments.t1 import RANGE, digits, stop_table, trained_and_judged
+from softequiv.experiments.t1 import RANGE, digits, learnt, stop_table
 from softequiv.gains import softness
 from softequiv.groups import SO, C
 from softequiv.training import Recipe
@@ -75,7 +75,7 @@ def network(arm: str, dial: float, seed: int) -> nn.Module:
 def work(settings: Settings) -> Figures:
     """Train one network and judge it."""
     model = network(settings["arm"], settings["dial"], settings["seed"])
-    return trained_and_judged(Armed(model), settings, RECIPE)
+    return learnt(Armed(model), settings, RECIPE)
 
 
 def page(rows: Sequence[Row], scale: Scale) -> Page:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from softequiv._linalg import LEVEL_TOLERANCE
-from softequiv.errors import GainError, WeightError
+from softequiv.errors import GainError, WeightError, checked_number
 from softequiv.reps import Rep
 from softequiv.spectrum import Spectrum, spectrum
 
@@ -86,6 +86,13 @@ def below(levels: Tensor, b: float) -> Tensor:
     """sigma < b, where a level that equals b up to rounding does not count as below."""
     tolerance = LEVEL_TOLERANCE * max(1.0, float(levels[-1]) if len(levels) else 0.0)
     return levels < b - tolerance
+
+
+def settle(gain: Gain, *names: str) -> None:
+    """Refuse settings that are no numbers; those of numpy and torch become Python's own, so that they can be saved."""
+    for name in names:
+        what = f"{name} of the gain {type(gain).__name__}"
+        object.__setattr__(gain, name, checked_number(getattr(gain, name), what, GainError))
 
 
 def checked_cutoff(b: float) -> None:

@@ -15,12 +15,13 @@ import torch
 from torch import Tensor
 
 from softequiv.errors import GainError
-from softequiv.gains.base import Gain, WeightFilter
+from softequiv.gains.base import Gain, WeightFilter, settle
 from softequiv.reps import Rep
 from softequiv.spectrum import Spectrum, spectrum
 
 NEWTON_STEPS = 24  # with bisection as a safeguard; five or six suffice as a rule
 ROUNDING = 1e-12  # a weight on the boundary of the cone is inside, and so is a level that just meets the target
+LEAST_ERROR = 1e-12  # below it a target is less than the rounding of float64 weights
 SMALLEST = -69.0  # log of the smallest share 1e-30 that the solver can reach
 
 
@@ -42,7 +43,8 @@ class Cone:
 
     def __call__(self, weight: Tensor) -> Tensor:
         # only the direction matters: without its size, squares neither overflow nor vanish
-        size = weight.detach().double().abs().amax().clamp(min=1e-30) if weight.numel() else 1.0
+        least = torch.finfo(weight.dtype).tiny
+        size = weight.detach().double().abs().amax().clamp(min=least) if weight.numel() else 1.0
         return self.of.scale(weight, self.gamma(self.of.energies(weight / size)))
 
     def gamma(self, energies: Tensor) -> Tensor:
@@ -118,6 +120,12 @@ class LeastDistortion(Gain):
     within: float
 
     def __post_init__(self) -> None:
+        settle(self, "error", "within")
+        if 0 < self.error < LEAST_ERROR:
+            raise GainError(
+                f"an error target of {self.error:g} is less than rounding, which is about {LEAST_ERROR:g}; use "
+                "softness(0) for an exactly equivariant weight"
+            )
         if not 0 < self.error < 2:
             raise GainError(
                 f"an error target lies between 0 and 2, since no weight changes by more than 2; got "

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from softequiv.errors import GainError
-from softequiv.gains.base import LevelGain, below, checked_cutoff, checked_decay
+from softequiv.gains.base import LevelGain, below, checked_cutoff, checked_decay, settle
 from softequiv.spectrum import Spectrum
 
 
@@ -26,6 +26,7 @@ class Hard(LevelGain):
     b: float
 
     def __post_init__(self) -> None:
+        settle(self, "b")
         checked_cutoff(self.b)
 
     def gamma(self, of: Spectrum) -> Tensor:
@@ -46,6 +47,7 @@ class Smooth(LevelGain):
     s: float
 
     def __post_init__(self) -> None:
+        settle(self, "b", "s")
         checked_cutoff(self.b)
         checked_decay(self.s)
 
@@ -70,6 +72,7 @@ class Softness(LevelGain):
     s: float
 
     def __post_init__(self) -> None:
+        settle(self, "s")
         if not 0 <= self.s <= 1:
             raise GainError(f"softness runs from 0 (equivariant) to 1 (unconstrained); got {self.s!r}")
 

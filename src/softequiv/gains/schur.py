@@ -16,7 +16,7 @@ from torch import Tensor
 from softequiv._cache import cached
 from softequiv._linalg import LEVEL_TOLERANCE, Frozen
 from softequiv.errors import RepresentationError
-from softequiv.gains.base import Gain, WeightFilter, checked_cutoff, checked_decay
+from softequiv.gains.base import Gain, WeightFilter, checked_cutoff, checked_decay, settle
 from softequiv.groups import group_from
 from softequiv.reps import Hom, Matrices, Rep, Sum, TensorProduct, direct_sum, tensor_product
 from softequiv.spectrum import Filter, Scale, Spectrum, characters, summed_rates
@@ -58,8 +58,10 @@ class Schur(Gain):
     s: float | None = None
 
     def __post_init__(self) -> None:
+        settle(self, "b")
         checked_cutoff(self.b)
         if self.s is not None:
+            settle(self, "s")
             checked_decay(self.s)
 
     def approximate(self, rep: Rep) -> bool:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from softequiv._linalg import expm, is_orthogonal, is_skew
-from softequiv.errors import GroupError
+from softequiv.errors import GroupError, checked_number
 from softequiv.groups.angles import Angle
 
 MAX_LISTED = 10_000  # elements of a finite group that may be listed (the regular representation has order^2 entries)
@@ -258,7 +258,8 @@ class Group(ABC):
 
     def reach(self, within: float) -> float:
         """The path length that a range stands for. Plain numbers are path lengths; an `Angle` is one in radians."""
-        if not within > 0 or math.isnan(within):
+        within = checked_number(within, "a range", GroupError)
+        if not within > 0:
             raise GroupError(
                 f"the range {within!r} is empty; give a positive path length or angle, such as degrees(30)"
             )

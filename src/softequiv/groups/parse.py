@@ -15,6 +15,8 @@ from softequiv.groups.scaling import Scaling
 from softequiv.groups.spacetime import Lorentz
 from softequiv.groups.spin import SU2
 
+LONGEST = 250  # characters of a name, so that every number in it fits into a float
+
 # one line a group: how it is written, and what it is
 FORMS: list[tuple[str, Callable[..., Group]]] = [
     (r"SO\((\d+)\)", lambda n: SO(int(n))),
@@ -36,6 +38,10 @@ def parse_group(text: str) -> Group:
     >>> parse_group("SO(3)xS4").name
     'SO(3)xS4'
     """
+    if len(text) > LONGEST:
+        raise GroupError(
+            f"no group has a name of {len(text)} characters, {text[:20]!r}...; write SO(2), C18 or their like"
+        )
     factors = re.split(r"[x×*]", text.replace(" ", ""))
     return product(*(_parse_factor(factor, text) for factor in factors))
 

@@ -12,9 +12,19 @@ import torch
 from torch import Tensor
 
 from softequiv._linalg import stack
+from softequiv.errors import GroupError
 from softequiv.groups.angles import Angle
 from softequiv.groups.base import Element, Group, Step, Word
 from softequiv.groups.rotations import checked_dimension, mirror, rotation
+
+FINEST = 10**6  # turns: the levels of finer ones lie within the tolerance of level 0, and all would seem equivariant
+
+
+def checked_turns(kind: str, n: int) -> None:
+    """A number of turns whose steps can be told from standing still."""
+    checked_dimension(kind, n)
+    if n > FINEST:
+        raise GroupError(f"{kind}(n) has at most {FINEST} turns, as finer ones are lost in rounding; use SO(2) or O(2)")
 
 
 def signed_count(count: int, n: int) -> int:
@@ -33,7 +43,7 @@ class C(Group):
     n: int
 
     def __post_init__(self) -> None:
-        checked_dimension("C", self.n)
+        checked_turns("C", self.n)
 
     @property
     def name(self) -> str:
@@ -96,7 +106,7 @@ class D(Group):
     n: int
 
     def __post_init__(self) -> None:
-        checked_dimension("D", self.n)
+        checked_turns("D", self.n)
 
     @property
     def name(self) -> str:

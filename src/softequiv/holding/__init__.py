@@ -1,9 +1,11 @@
 """What keeps the whole network at its target? Prices, noise, limits and mixtures, each alone and together."""
 
+from softequiv.asking import total_variation
 from softequiv.holding.gain import GainLimit, freeze_rest, limit_gain, untouched
 from softequiv.holding.held import HeldByMeasurement
-from softequiv.holding.mixture import Mixture, total_variation
+from softequiv.holding.mixture import Mixture
 from softequiv.holding.noise import Noisy, noisy
+from softequiv.holding.orbit import OrbitMean
 from softequiv.holding.split import split_target
 from softequiv.holding.trainer import HeldCallback
 
@@ -13,6 +15,7 @@ __all__ = [
     "HeldCallback",
     "Mixture",
     "Noisy",
+    "OrbitMean",
     "freeze_rest",
     "limit_gain",
     "noisy",

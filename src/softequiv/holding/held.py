@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, distributed, nn
 
 from softequiv.actions import Acts, Moves, Still
+from softequiv.asking.answers import tensor_of
 from softequiv.baselines.penalty import Divergence, Penalised
 from softequiv.errors import SoftEquivError
-from softequiv.measure.answers import tensor_of
 
 MEMORY = 0.9  # of the running error, per measurement
 STEEPEST = 1.0  # an error of twice the target or more raises the price no faster: it has a long way to fall back
@@ -30,7 +30,8 @@ class HeldByMeasurement:
     with D as in `Penalised`: "kl" as iErr has it, or "squared". The price is in units of the loss, and so means the
     same for every target and divergence; an error below the target costs nothing, and training is then plain. The error
     is measured at every `every`-th call, on the first `share` of the batch, and its term counts `every`-fold there:
-    1 + share / every forward passes a step on average, 1.125 by default. Measured are training batches in training
+    1 + share / every forward passes a step on average, 1.125 by default. A little at every step holds better than much
+    at some: clipping of gradients and Adam both cut the rare large term down. Measured are training batches in training
     mode: dropout adds to the error, and what data not seen in training have must be measured on them.
 
     `price`, the running mean `error` and the number of `calls` are its state: `state_dict` and `load_state_dict` carry
@@ -38,7 +39,7 @@ class HeldByMeasurement:
 
     >>> from softequiv import C
     >>> from softequiv.actions import Pictures
-    >>> held = HeldByMeasurement(Moves(Pictures(), C(4)), target=0.1, every=1)
+    >>> held = HeldByMeasurement(Moves(Pictures(), C(4)), target=0.1, share=0.5)
     >>> net, x, y = nn.Sequential(nn.Flatten(), nn.Linear(4, 2)), 9 * torch.randn(64, 1, 2, 2), torch.zeros(64).long()
     >>> objective = held(net, x, y, nn.functional.cross_entropy)
     >>> held.price > 0, held.error > held.target
@@ -50,8 +51,8 @@ class HeldByMeasurement:
         moves: Moves,
         target: float,
         *,
-        every: int = 4,
-        share: float = 0.5,
+        every: int = 1,
+        share: float = 0.125,
         rate: float = 0.05,
         divergence: Divergence = "kl",
         outputs: Acts | None = None,

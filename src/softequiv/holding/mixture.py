@@ -9,22 +9,8 @@ import math
 import torch
 from torch import Tensor, nn
 
+from softequiv.asking.answers import tensor_of
 from softequiv.errors import SoftEquivError
-from softequiv.measure.answers import tensor_of
-
-
-def total_variation(logits: Tensor, other: Tensor, dim: int = 1) -> Tensor:
-    """TV(p, q) = 1/2 sum_k |p_k - q_k|, p = softmax(logits), q = softmax(other) along `dim`, in at least float32.
-
-    It is the largest difference that any event's probability can have.
-
-    >>> total_variation(torch.tensor([[0.0, 0.0]]), torch.tensor([[100.0, 0.0]]))
-    tensor([0.5000])
-    """
-    if logits.shape != other.shape:
-        raise SoftEquivError(f"logits must have one shape; got {tuple(logits.shape)} and {tuple(other.shape)}")
-    p, q = (torch.softmax(x if x.dtype == torch.float64 else x.float(), dim) for x in (logits, other))
-    return (p - q).abs().sum(dim) / 2
 
 
 class Mixture(nn.Module):
@@ -43,6 +29,7 @@ class Mixture(nn.Module):
     features as they are the free one (flatten, then linear). What is exact is strict(trunk(.)) as a whole: that is what
     tv_strict must be known of.
 
+    >>> from softequiv.holding import total_variation
     >>> pooled, whole = nn.Linear(4, 3), nn.Linear(4 * 9, 3)
     >>> strict = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), pooled)
     >>> mixture = Mixture(strict, nn.Sequential(nn.Flatten(), whole), eps=0.1, trunk=nn.Conv2d(1, 4, 1))

@@ -18,10 +18,9 @@ from torch.overrides import TorchFunctionMode
 
 from softequiv.actions import Acts, Pictures, Still, Tokens
 from softequiv.adapt.find import MOST_PREFIX_TOKENS, square_grid
+from softequiv.asking.answers import asked, check_finite
 from softequiv.errors import SoftEquivError
 from softequiv.groups import Group
-from softequiv.measure.answers import asked
-from softequiv.measure.functional import check_finite
 from softequiv.measure.progress import progress
 
 MOST_CUTS = 40

@@ -8,23 +8,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from softequiv.asking.divergence import check_same_shape, wide
 from softequiv.errors import SoftEquivError
 
 IGNORE_INDEX = 255
 NO_LABEL = -(2**31)  # a label that no data set has
-
-
-def kl_divergence(logits: Tensor, other: Tensor, dim: int = -1) -> Tensor:
-    """KL[p || q] = sum_k p_k (log p_k - log q_k) in nats, p = softmax(logits), q = softmax(other) along `dim`.
-
-    Shapes: (..., K, ...) twice to (..., ...); computed in at least float32.
-
-    >>> kl_divergence(torch.tensor([0.0, 0.0]), torch.tensor([0.0, 0.0])).item()
-    0.0
-    """
-    _check_same_shape(logits, other, "logits")
-    log_p, log_q = (torch.log_softmax(_wide(x), dim) for x in (logits, other))
-    return (log_p.exp() * (log_p - log_q)).sum(dim)
 
 
 def geometric_mean(plain: Tensor, moved: Tensor) -> Tensor:
@@ -45,7 +33,7 @@ def confusion_counts(prediction: Tensor, labels: Tensor, classes: int, ignore_in
     tensor([[1, 1],
             [0, 1]])
     """
-    _check_same_shape(prediction, labels, "predictions and labels")
+    check_same_shape(prediction, labels, "predictions and labels")
     kept = labels != ignore_index if ignore_index is not None else torch.ones_like(labels, dtype=torch.bool)
     prediction, labels = prediction[kept], labels[kept]
     check_labels(labels, classes)
@@ -76,8 +64,8 @@ def displacements(forecast: Tensor, future: Tensor) -> Tensor:
     >>> displacements(torch.zeros(1, 2, 2), torch.tensor([[[3.0, 4.0], [0.0, 1.0]]]))
     tensor([[5., 1.]])
     """
-    _check_same_shape(forecast, future, "forecast and future")
-    return torch.linalg.vector_norm(_wide(forecast) - _wide(future), dim=-1)
+    check_same_shape(forecast, future, "forecast and future")
+    return torch.linalg.vector_norm(wide(forecast) - wide(future), dim=-1)
 
 
 def ignored_label(ignore_index: int | None, classes: int) -> int:
@@ -106,22 +94,3 @@ def check_whole(labels: Tensor, what: str = "labels") -> None:
     """Raise a sentence unless labels are whole numbers."""
     if labels.is_floating_point() or labels.is_complex():
         raise SoftEquivError(f"{what} are whole numbers; got {labels.dtype}")
-
-
-def check_finite(
-    outputs: Tensor, what: str, remedy: str = "look for overflow in the model, for instance in half precision"
-) -> None:
-    """Raise a sentence where outputs hold NaN or infinity, which every mean would spread over all figures."""
-    bad = ~torch.isfinite(outputs)
-    if bool(bad.any()):
-        raise SoftEquivError(f"{what} hold NaN or infinity in {int(bad.sum())} of {outputs.numel()} entries; {remedy}")
-
-
-def _wide(x: Tensor) -> Tensor:
-    """At least float32."""
-    return x if x.dtype == torch.float64 else x.float()
-
-
-def _check_same_shape(a: Tensor, b: Tensor, what: str) -> None:
-    if a.shape != b.shape:
-        raise SoftEquivError(f"{what} must have one shape; got {tuple(a.shape)} and {tuple(b.shape)}")

@@ -18,14 +18,15 @@ from torch.nn import functional
 from softequiv._text import aligned
 from softequiv.actions import Acts, Pictures, Still
 from softequiv.adapt.plan import as_group
+from softequiv.asking.answers import asked, at_home, check_finite, evaluating
+from softequiv.asking.data import Batch, batches, check_count, count
+from softequiv.asking.divergence import kl_divergence
 from softequiv.errors import SoftEquivError
 from softequiv.groups import Element, Group
-from softequiv.measure.answers import asked, at_home, evaluating
 from softequiv.measure.bootstrap import Statistic, interval, mean
-from softequiv.measure.data import Batch, batches, check_count, count
 from softequiv.measure.elements import Elements, as_range, check_elements, drawn
 from softequiv.measure.frame import inside, norms
-from softequiv.measure.functional import check_finite, check_labels, confusion_counts, ignored_label, kl_divergence
+from softequiv.measure.functional import check_labels, confusion_counts, ignored_label
 from softequiv.measure.jacobian import PROBES, jacobian_norm, probes_for
 from softequiv.measure.lie import lie_derivative, staying
 from softequiv.measure.progress import progress

@@ -12,17 +12,16 @@ import torch
 from torch import Tensor
 
 from softequiv.actions import Acts, Moves, Pictures, Points
+from softequiv.asking import check_finite, kl_divergence
 from softequiv.errors import SoftEquivError
 from softequiv.groups import Element
 from softequiv.measure.functional import (
-    check_finite,
     check_labels,
     check_whole,
     confusion_counts,
     displacements,
     geometric_mean,
     ignored_label,
-    kl_divergence,
     mean_iou,
 )
 

@@ -18,6 +18,7 @@ from softequiv.adapt.plan import as_group
 from softequiv.adapt.soften import set_softness, soften
 from softequiv.certify import Certificate, certify
 from softequiv.certify.certificate import group_of, versions
+from softequiv.certify.statistical import check_confidence, how_drawn
 from softequiv.errors import SoftEquivError
 from softequiv.gains import LevelGain, softness
 from softequiv.groups import Group
@@ -26,7 +27,7 @@ from softequiv.measure.elements import Elements, as_range
 from softequiv.measure.measurement import Row
 from softequiv.measure.progress import progress
 from softequiv.nn import soft_weights
-from softequiv.report.data import Blame, Compared, Levels, ReportData, Stop, View
+from softequiv.report.data import Answers, Blame, Compared, Levels, ReportData, Stop, View
 from softequiv.report.layer import Shown, mosaic, show, shown_element, shown_weight, strongest, told
 from softequiv.report.png import photograph, shaded, shrunk
 from softequiv.spectrum import spectrum
@@ -50,10 +51,25 @@ class Trial:
     within: float | None
     elements: Elements
     batch_size: int
+    confidence: float
 
     def certificate(self, model: nn.Module) -> Certificate:
         """What is guaranteed."""
         return certify(model, math.inf if self.within is None else self.within, self.group)
+
+    def answers(self, model: nn.Module) -> Answers:
+        """What holds on average, with this confidence; where it cannot be said, why not."""
+        reach = math.inf if self.within is None else self.within
+        try:
+            found = certify(
+                *(model, reach, self.group),
+                data=self.pictures,
+                confidence=self.confidence,
+                batch_size=self.batch_size,
+            )
+        except SoftEquivError as problem:
+            return Answers(refused=str(problem))
+        return Answers(found.figures)
 
     def measured(self, model: nn.Module) -> tuple[Row, ...]:
         """What is observed."""
@@ -109,6 +125,7 @@ def build(
     settings: Mapping[str, str] | None = None,
     elements: Elements = 4,
     batch_size: int = 32,
+    confidence: float = 0.99,
 ) -> ReportData:
     """Everything for one page: the model at each softness of `levels`, on pictures (N, C, H, W) as it takes them.
 
@@ -116,7 +133,9 @@ def build(
     softness to models, for instance trained ones, is taken as it is. `labels` (N,), or (N, H, W) for scores per pixel,
     are optional. `within` is the range of the moves, such as "30deg", by default the whole group; `compared` names
     other models that are measured beside the dial, `settings` are told at the end of the page, `elements` and
-    `batch_size` are those of `measure`. What a model in project mode has lost does not come back at higher levels.
+    `batch_size` are those of `measure`. With `confidence`, the bounds on the answers of all these models hold together:
+    for pictures that none of them was trained on. What a model in project mode has lost does not come back at higher
+    levels.
 
     >>> net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
     >>> data = build(net, torch.randn(4, 1, 9, 9), group="C4", levels=(0, 1))
@@ -136,7 +155,10 @@ def build(
         given = None
         stops, at = checked(model), partial(one_of, model, group)
     g = shown_element(group, within)
-    trial = Trial(pictures if labels is None else (pictures, labels), pictures, group, within, elements, batch_size)
+    check_confidence(confidence)
+    each = 1 - (1 - confidence) / (len(stops) + len(others))
+    data = pictures if labels is None else (pictures, labels)
+    trial = Trial(data, pictures, group, within, elements, batch_size, each)
     shown = [show(at(level), pictures[0], g) for level in stops]  # one copy of the model at a time
     look = Look.of(shown)
     work = list(zip(stops, shown, strict=True))
@@ -156,6 +178,9 @@ def build(
         ),
         start=stops.index(given) if given is not None else len(stops) // 2,
         compared=tuple(compare(name, other, trial) for name, other in others.items()),
+        confidence=confidence,
+        samples=len(pictures),
+        drawn=how_drawn(group, math.inf if within is None else within),
         settings={
             "made": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
             "pictures": f"{len(pictures)} of {' x '.join(map(str, pictures.shape[1:]))}",
@@ -228,6 +253,7 @@ def stop(level: float, model: nn.Module, view: View, trial: Trial) -> Stop:
         view=view,
         spectrum=levels_of(model),
         certified=trial.certificate(model).weights,
+        answers=trial.answers(model),
         measured=trial.measured(model),
         verdict=blamed.verdict,
         blames=() if blamed.exact else blames,
@@ -236,7 +262,7 @@ def stop(level: float, model: nn.Module, view: View, trial: Trial) -> Stop:
 
 def compare(name: str, model: nn.Module, trial: Trial) -> Compared:
     """Another model on the same pictures."""
-    return Compared(name, trial.certificate(model).error, trial.measured(model))
+    return Compared(name, trial.certificate(model).error, trial.answers(model), trial.measured(model))
 
 
 def levels_of(model: nn.Module) -> Levels:

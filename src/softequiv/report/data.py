@@ -11,11 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from softequiv.certify.statistical import BoundedFigure
 from softequiv.certify.weight import WeightCertificate
 from softequiv.errors import SoftEquivError
 from softequiv.measure.measurement import Row
 
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,14 @@ class Blame:
 
 
 @dataclass(frozen=True)
+class Answers:
+    """What holds for a model's answers on average over inputs like the pictures; where nothing can be said, why not."""
+
+    figures: tuple[BoundedFigure, ...] = ()
+    refused: str = ""
+
+
+@dataclass(frozen=True)
 class Stop:
     """Everything that the page shows at one position of the dial."""
 
@@ -62,6 +71,7 @@ class Stop:
     view: View
     spectrum: Levels
     certified: tuple[WeightCertificate, ...]
+    answers: Answers
     measured: tuple[Row, ...]
     verdict: str
     blames: tuple[Blame, ...]
@@ -69,16 +79,23 @@ class Stop:
 
 @dataclass(frozen=True)
 class Compared:
-    """Another model beside the dial: the largest certified error of its weights, and what was measured."""
+    """Another model beside the dial: the largest certified error of its weights, what holds for its answers, and what
+    was measured.
+    """
 
     name: str
     certified: float
+    answers: Answers
     measured: tuple[Row, ...]
 
 
 @dataclass(frozen=True)
 class ReportData:
-    """One report; `start` is the stop that the page opens with, `layer` the weight that it shows."""
+    """One report; `start` is the stop that the page opens with, `layer` the weight that it shows.
+
+    The bounds on all models' answers hold together with `confidence`, over `samples` pictures with one move each, which
+    is `drawn` as these words say.
+    """
 
     title: str
     model: str
@@ -91,6 +108,9 @@ class ReportData:
     stops: tuple[Stop, ...]
     start: int
     compared: tuple[Compared, ...]
+    confidence: float
+    samples: int
+    drawn: str
     settings: Mapping[str, str]
 
     def to_json(self) -> str:
@@ -109,7 +129,8 @@ class ReportData:
         try:
             entries["stops"] = tuple(_stop(entry) for entry in entries["stops"])
             entries["compared"] = tuple(
-                Compared(**{**entry, "measured": _rows(entry["measured"])}) for entry in entries["compared"]
+                Compared(**{**entry, "answers": _answers(entry["answers"]), "measured": _rows(entry["measured"])})
+                for entry in entries["compared"]
             )
             return ReportData(**entries)
         except (KeyError, TypeError) as problem:
@@ -128,12 +149,17 @@ def _rows(entries: list[dict[str, Any]]) -> tuple[Row, ...]:
     return tuple(Row(**entry) for entry in entries)
 
 
+def _answers(entry: dict[str, Any]) -> Answers:
+    return Answers(tuple(BoundedFigure(**figure) for figure in entry["figures"]), entry["refused"])
+
+
 def _stop(entry: dict[str, Any]) -> Stop:
     return Stop(
         softness=entry["softness"],
         view=View(**entry["view"]),
         spectrum=Levels(**{key: tuple(values) for key, values in entry["spectrum"].items()}),
         certified=tuple(WeightCertificate(**{**w, "shape": tuple(w["shape"])}) for w in entry["certified"]),
+        answers=_answers(entry["answers"]),
         measured=_rows(entry["measured"]),
         verdict=entry["verdict"],
         blames=tuple(Blame(**blame) for blame in entry["blames"]),

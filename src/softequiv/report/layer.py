@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from softequiv.actions import Pictures
+from softequiv.asking.answers import asked, at_home, evaluating
 from softequiv.groups import SO, Angle, C, D, Element, Group, O, Reflection
-from softequiv.measure.answers import asked, at_home, evaluating
 from softequiv.nn import soft_weights
 from softequiv.nn.weight import SoftWeight
 

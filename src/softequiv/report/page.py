@@ -63,6 +63,7 @@ def page(data: ReportData) -> str:
         blames=per_stop(data, blame),
         curves=curves(data),
         summary=summary_table(data),
+        answers=answers(data),
         settings="".join(f"<dt>{escape(key)}</dt><dd>{escape(value)}</dd>" for key, value in data.settings.items()),
     )
 
@@ -193,6 +194,32 @@ def summary_table(data: ReportData) -> str:
         for name, certified, measured in models(data)
     )
     return table(("model", "certified", *names), rows)
+
+
+def answers(data: ReportData) -> str:
+    """What holds for the answers of every model on average, and what does not."""
+    every = [(f"softness {softness_text(stop)}", stop.answers) for stop in data.stops]
+    every += [(other.name, other.answers) for other in data.compared]
+    refused = next((found.refused for _, found in every if found.refused), "")
+    if refused:
+        return f"<p>Nothing can be certified of these answers: {escape(refused)}.</p>"
+    kinds = every[0][1].figures
+    head = ("model", *(name for kind in kinds for name in (f"{kind.name}, observed", "at most")))
+    rows = (
+        (name, *(figure_text("", value) for kind in found.figures for value in (kind.observed, kind.bound)))
+        for name, found in every
+    )
+    upto = {kind.name: "" if kind.most == 1 else f", counted up to {kind.most:g}" for kind in kinds}
+    formulas = "; ".join(f"{kind.name}: {kind.formula}{upto[kind.name]}" for kind in kinds)
+    least = 1 - ((1 - data.confidence) / (len(every) * len(kinds))) ** (1 / data.samples)
+    return table(head, rows) + (
+        f'<p class="note">With confidence {100 * data.confidence:g}%, all bounds together: over inputs drawn as these '
+        f"{data.samples} pictures were, and one move each ({escape(data.drawn)}), the expectation is at most so large. "
+        "This holds for any model, whatever is inside it, if the pictures neither trained nor chose it; it says "
+        f"nothing of a single picture or move, or of other pictures. From {data.samples} pictures no rate can be shown "
+        f"to be below {figure_text('', least)}: take more for tighter bounds.</p>"
+        f'<p class="note">Figures: {escape(formulas)}.</p>'
+    )
 
 
 def curves(data: ReportData) -> str:

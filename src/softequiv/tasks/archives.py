@@ -1,6 +1,7 @@
 """How are known files found? In a folder or inside a tar archive, gzipped or not, and read whole into memory.
 
-Nothing is extracted and nothing unpickled; what is cut short or missing is said by name.
+Nothing is extracted and nothing unpickled; what is cut short, missing or unpacks to more than memory should hold is
+said by name.
 """
 
 from __future__ import annotations
@@ -8,12 +9,14 @@ from __future__ import annotations
 import gzip
 import tarfile
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path, PurePosixPath
 
+from softequiv._files import path_of
 from softequiv.errors import SoftEquivError
 
 ARCHIVES = (".tar", ".tar.gz", ".tgz")
+LARGEST = 1 << 30  # bytes, unpacked; the largest file of the known data sets has 150 million
 BROKEN = (tarfile.TarError, EOFError, zlib.error, OSError)  # gzip.BadGzipFile is an OSError
 
 
@@ -26,7 +29,7 @@ def stored(source: str | Path, names: Sequence[str], remedy: str) -> dict[str, b
     ...     stored(folder, ["a.bin"], "write it")
     {'a.bin': b'12'}
     """
-    source = Path(source)
+    source = path_of(source)
     if source.is_dir():
         found = {name: _whole(path) for name in names if (path := located(source, name)) is not None}
     elif source.is_file() and source.name.endswith(ARCHIVES):
@@ -51,9 +54,21 @@ def located(folder: Path, name: str) -> Path | None:
 
 def _whole(path: Path) -> bytes:
     try:
-        return gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            content = file.read(LARGEST + 1)
     except BROKEN as problem:
         raise SoftEquivError(f"{path} is damaged or cut short ({problem}); download it again") from problem
+    check_unpacked([len(content)], path)
+    return content
+
+
+def check_unpacked(sizes: Iterable[int], source: Path) -> None:
+    """Raise a sentence where files of these sizes, all together, are more than any known data set."""
+    if sum(sizes) > LARGEST:
+        raise SoftEquivError(
+            f"{source} unpacks to more than {LARGEST >> 20} MB, which no known data set does; download it again from a "
+            "source that you trust"
+        )
 
 
 def _members(archive: Path, names: Sequence[str]) -> dict[str, bytes]:
@@ -70,6 +85,7 @@ def _members(archive: Path, names: Sequence[str]) -> dict[str, bytes]:
                     )
                 content = members.extractfile(member) if member.isfile() and place.name in names else None
                 if content is not None:
+                    check_unpacked([member.size, *map(len, found.values())], archive)
                     found[place.name] = content.read()
                     if len(found[place.name]) != member.size:
                         raise EOFError(f"{member.name} should have {member.size} bytes")

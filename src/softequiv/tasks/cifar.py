@@ -14,8 +14,9 @@ import numpy
 import torch
 from torch import Tensor
 
+from softequiv._files import path_of
 from softequiv.errors import SoftEquivError
-from softequiv.tasks.archives import located, stored
+from softequiv.tasks.archives import check_unpacked, located, stored
 from softequiv.tasks.base import Held
 from softequiv.tasks.classification import Classification
 from softequiv.tasks.files import Normalised
@@ -64,12 +65,12 @@ HUNDRED = Layout(
 
 def cifar10(source: str | Path, *, validation: float = 0.2, seed: int = 0) -> Classification:
     """CIFAR-10, (3, 32, 32), from a folder, .tar.gz or .tgz of binary batches, or an npz with x_train, ..., y_test."""
-    return _cifar(Path(source), TEN, validation, seed)
+    return _cifar(path_of(source), TEN, validation, seed)
 
 
 def cifar100(source: str | Path, *, validation: float = 0.2, seed: int = 0) -> Classification:
     """CIFAR-100 with its fine labels, from the same kinds of source."""
-    return _cifar(Path(source), HUNDRED, validation, seed)
+    return _cifar(path_of(source), HUNDRED, validation, seed)
 
 
 def _cifar(source: Path, layout: Layout, validation: float, seed: int) -> Classification:
@@ -114,12 +115,14 @@ def _arrays(source: Path, layout: Layout) -> tuple[Held, Held]:
     if not source.is_file():
         raise SoftEquivError(f"there is no file {source}; {layout.remedy}")
     try:
+        with zipfile.ZipFile(source) as members:
+            check_unpacked((member.file_size for member in members.infolist()), source)
         with numpy.load(source, allow_pickle=False) as file:
             missing = [key for key in KEYS if key not in file]
             if missing:
                 raise SoftEquivError(f"{source} has no {', '.join(missing)}; save {', '.join(KEYS)} in it")
             x_train, y_train, x_test, y_test = (torch.from_numpy(file[key]) for key in KEYS)
-    except (zipfile.BadZipFile, zlib.error, EOFError, OSError, TypeError) as problem:
+    except (zipfile.BadZipFile, zlib.error, EOFError, OSError, TypeError, MemoryError, OverflowError) as problem:
         raise _damaged(source, problem) from problem
     except ValueError as problem:
         if isinstance(problem, SoftEquivError):

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from softequiv.actions import Moves, Pictures
-from softequiv.measure.answers import asked, at_home, evaluating
+from softequiv.asking.answers import asked, at_home, evaluating
 from softequiv.tasks.base import Examples, Task
 
 

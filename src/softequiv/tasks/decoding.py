@@ -17,6 +17,8 @@ from torch import Tensor
 from softequiv.errors import SoftEquivError
 
 ENDINGS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")  # torchvision's
+FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP")  # of pillow; others would start programs (Ghostscript)
+LARGEST = 178_956_970  # pixels of a picture, as pillow has it
 MODES = {1: "L", 3: "RGB"}
 DEEP = ("I", "F", "I;16", "I;16L", "I;16B", "I;16N")  # modes of pillow with more than a byte a pixel
 NEAREST, BILINEAR, BICUBIC = 0, 2, 3  # pillow's numbers, as preprocessor files have them
@@ -33,6 +35,12 @@ def pictures_below(folder: Path) -> list[Path]:
     return sorted(path for path in folder.rglob("*") if is_picture(path))
 
 
+def check_side(size: int) -> None:
+    """Raise a sentence where the side of pictures is none."""
+    if type(size) is not int or size < 1 or size * size > LARGEST:
+        raise SoftEquivError(f"the side of pictures is a whole number of pixels, such as 224; got {size!r}")
+
+
 def check_pillow() -> None:
     """Raise a sentence where pillow is absent."""
     try:
@@ -46,14 +54,14 @@ def decoded(path: Path, mode: str | None = None) -> Any:
     from PIL import Image
 
     try:
-        with Image.open(path) as file:
+        with Image.open(path, formats=FORMATS) as file:
             file.load()
             if mode and file.mode in DEEP:  # pillow would cut off what a byte cannot hold
                 raise ValueError(f"its pixels are more than bytes, mode {file.mode}; convert them to 8 bits")
             return file.convert(mode) if mode else file.copy()
     except FileNotFoundError:
         raise SoftEquivError(f"there is no picture {path}; copy it there, or take its name off the list") from None
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as problem:
+    except (OSError, ValueError, KeyError, SyntaxError, Image.DecompressionBombError) as problem:
         raise SoftEquivError(
             f"{path} cannot be read as a picture ({problem}); copy it again, or take it away"
         ) from problem
@@ -69,6 +77,11 @@ def middle(picture: Any, size: int, crop: float = 1.0, resample: int = BILINEAR)
     """The shorter side becomes size / crop pixels, and the middle square of size x size is cut out."""
     scale = size / crop / min(picture.size)
     width, height = (max(size, round(side * scale)) for side in picture.size)
+    if width * height > LARGEST:
+        raise SoftEquivError(
+            f"a picture of {picture.size[0]} x {picture.size[1]} pixels is too narrow: with its shorter side scaled it "
+            f"would have {width} x {height}; cut it, or take it away"
+        )
     left, top = (width - size) // 2, (height - size) // 2
     return picture.resize((width, height), resample).crop((left, top, left + size, top + size))
 

@@ -7,6 +7,7 @@ the same pictures.
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -22,7 +23,7 @@ from torch.nn import functional
 
 from softequiv.errors import SoftEquivError
 from softequiv.tasks.base import Examples, Held, Prepare, unchanged
-from softequiv.tasks.decoding import MODES, anywhere, decoded, middle, pixels
+from softequiv.tasks.decoding import MODES, anywhere, check_side, decoded, middle, pixels
 
 Item = TypeVar("Item")
 Read = Callable[[Any, Any, Random], tuple[Tensor, Tensor]]  # source, target, what is drawn -> input, target
@@ -65,6 +66,13 @@ class Labelled:
     crop: float = 1.0
     channels: int = 3
     crops: bool = False
+
+    def __post_init__(self) -> None:
+        check_side(self.size)
+        if not isinstance(self.crop, (int, float)) or not 0 < self.crop < math.inf:
+            raise SoftEquivError(
+                f"crop is the share of the shorter side that is kept, such as 0.875; got {self.crop!r}"
+            )
 
     def __call__(self, source: Path, target: int, random: Random) -> tuple[Tensor, Tensor]:
         return self.cut(decoded(source, MODES[self.channels]), random), torch.tensor(target)

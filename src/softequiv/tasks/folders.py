@@ -9,12 +9,13 @@ from pathlib import Path
 
 import torch
 
+from softequiv._files import path_of
 from softequiv.errors import SoftEquivError
 from softequiv.tasks.base import Examples, Prepare
 from softequiv.tasks.classification import Classification
 from softequiv.tasks.decoding import ENDINGS, check_pillow, is_picture, pictures_below
 from softequiv.tasks.files import Files, Labelled, Normalised
-from softequiv.tasks.labels import numbered_lines
+from softequiv.tasks.labels import check_inside, numbered_lines
 from softequiv.tasks.splits import held_out, of_each_class
 
 LABELS = "labels.tsv"
@@ -44,7 +45,9 @@ def image_folder(
     random rectangles, drawn anew in every epoch.
     """
     check_pillow()
-    folder = _existing(Path(folder))
+    folder = _existing(path_of(folder))
+    if classes is not None and type(classes) is not int:
+        raise SoftEquivError(f"the number of classes is a whole number; got {classes!r}")
     if (folder / "train").is_dir():
         learning, names = labelled(folder / "train")
         other = next((folder / name for name in ("test", "val") if (folder / name).is_dir()), None)
@@ -91,13 +94,17 @@ def labelled(folder: Path) -> tuple[Items, tuple[str, ...]]:
 
 
 def check_labels(folder: Path, items: Items, classes: int) -> None:
-    """Raise a sentence naming the first picture whose label is none of 0..classes-1."""
+    """Raise a sentence naming the first picture whose label is none of 0..classes-1, or that has two."""
+    seen: set[Path] = set()
     for path, label in items:
         if not 0 <= label < classes:
             raise SoftEquivError(
                 f"{folder}: {path.name} has the label {label}, which is none of 0..{classes - 1}; "
                 f"correct {LABELS}, or the number of classes"
             )
+        if path in seen:
+            raise SoftEquivError(f"{folder}: {path.name} is listed more than once; keep one line of {LABELS}")
+        seen.add(path)
 
 
 def _listed(folder: Path) -> Items:
@@ -109,6 +116,7 @@ def _listed(folder: Path) -> Items:
             raise SoftEquivError(
                 f"{folder / LABELS}, line {number}: {line[:60]!r} is not a file name, a tab and the number of a class"
             )
+        check_inside(name, f"{folder / LABELS}, line {number}")
         path = next((place for place in (folder / name, folder / "images" / name) if is_picture(place)), None)
         if path is None:
             raise SoftEquivError(

@@ -4,7 +4,8 @@ classes from the names of sub-folders.
 
 from __future__ import annotations
 
-import json
+import contextlib
+import math
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from softequiv.adapt.opening import PREPROCESSOR
+from softequiv._files import read_json
+from softequiv.adapt.opening import PREPROCESSOR, first_line
 from softequiv.adapt.plan import config_size
 from softequiv.errors import SoftEquivError
 from softequiv.tasks.decoding import (
@@ -30,6 +32,7 @@ from softequiv.tasks.decoding import (
     pixels,
 )
 
+RESAMPLINGS = 6  # ways of pillow to resample, numbered from 0
 NAMES = {"bilinear": BILINEAR, "bicubic": BICUBIC}  # timm's words for pillow's numbers
 
 Prepare = Callable[[Any], Tensor]  # a picture of pillow -> (C, H, W)
@@ -138,26 +141,61 @@ def preparation(model: nn.Module, channels: int, size: int | None) -> tuple[Prep
     own: Mapping[str, Any] = getattr(model, "pretrained_cfg", None) or {}
     if own:
         return timm_preparation(own, size), ""
-    source = Path(str(getattr(getattr(model, "config", None), "name_or_path", "")))
-    known = (source / PREPROCESSOR).is_file()
+    path = preprocessor_of(model)
+    settings = read_preprocessor(path)
+    known = path.is_file()
     if known and size is None and channels == 3:
-        import transformers
-
-        processors: Any = transformers.AutoImageProcessor
-        return Processed(processors.from_pretrained(source)), ""
+        return Processed.read(path), ""
     side = size or config_size(model)
     if side is None:
         raise SoftEquivError("the model does not say how large its pictures are; give --size")
-    settings = json.loads((source / PREPROCESSOR).read_text(encoding="utf-8")) if known else {}
-    mean, std = (0.0,), (1.0,)
+    mean: tuple[float, ...] = (0.0,)
+    std: tuple[float, ...] = (1.0,)
     if known and settings.get("do_normalize", True):
+        if "image_mean" not in settings or "image_std" not in settings:
+            raise SoftEquivError(f"{path} does not say how it normalises; write image_mean and image_std into it")
         mean, std = tuple(settings["image_mean"]), tuple(settings["image_std"])
     if len(mean) not in (1, channels):
         raise SoftEquivError(
-            f"{source / PREPROCESSOR} normalises {len(mean)} channels and the model takes {channels}; correct that file"
+            f"{path} normalises {len(mean)} channels and the model takes {channels}; correct that file"
         )
     note = "" if known else f"no {PREPROCESSOR} beside the model: pictures are scaled to [0, 1] and not normalised"
-    return Squares(side, mean, std, resample=int(settings.get("resample", BILINEAR))), note
+    return Squares(side, mean, std, resample=settings.get("resample", BILINEAR)), note
+
+
+def preprocessor_of(model: nn.Module) -> Path:
+    """Where the preprocessor file of a model of transformers would lie."""
+    return Path(str(getattr(getattr(model, "config", None), "name_or_path", ""))) / PREPROCESSOR
+
+
+def read_preprocessor(path: Path) -> dict[str, Any]:
+    """What a preprocessor file says, nothing where there is none; figures that prepare no picture are refused."""
+    if not path.is_file():
+        return {}
+    try:
+        told = read_json(path.read_bytes())
+    except (OSError, ValueError) as problem:
+        raise SoftEquivError(f"{path} is not JSON: {problem}; copy it again") from problem
+    if not isinstance(told, dict):
+        raise SoftEquivError(f"{path} holds no settings but {type(told).__name__}; copy it again")
+    told = {name: value for name, value in told.items() if value is not None}
+    mean, std = told.get("image_mean", [0.0]), told.get("image_std", [1.0] * 3)
+    for name, values in (("image_mean", mean), ("image_std", std)):
+        if not isinstance(values, list) or not values or not all(_finite(value) for value in values):
+            raise SoftEquivError(f"{path}: {name} is {values!r}, and should be a list of numbers; correct it")
+    if min(std) <= 0 or ("image_mean" in told and "image_std" in told and len(mean) != len(std)):
+        raise SoftEquivError(
+            f"{path}: image_std {std} are not the positive deviations for image_mean {mean}; correct it"
+        )
+    if told.get("resample", BILINEAR) not in range(RESAMPLINGS):
+        raise SoftEquivError(
+            f"{path}: resample is {told['resample']!r}, and pillow numbers its ways from 0 to 5; correct it"
+        )
+    return told
+
+
+def _finite(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < math.inf
 
 
 def timm_preparation(settings: Mapping[str, Any], size: int | None) -> Prepare:
@@ -189,7 +227,29 @@ class Processed:
     """As the model's own processor of transformers says."""
 
     processor: Any
+    path: Path
+
+    @classmethod
+    def read(cls, path: Path) -> Processed:
+        """The processor of a preprocessor file."""
+        import transformers
+
+        processors: Any = transformers.AutoImageProcessor
+        with _processing(path):
+            return cls(processors.from_pretrained(path.parent), path)
 
     def __call__(self, picture: Any) -> Tensor:
-        pixels: Tensor = self.processor(images=picture, return_tensors="pt")["pixel_values"][0]
+        with _processing(self.path):
+            pixels: Tensor = self.processor(images=picture, return_tensors="pt")["pixel_values"][0]
         return pixels
+
+
+@contextlib.contextmanager
+def _processing(path: Path) -> Iterator[None]:
+    """What goes wrong inside of transformers, in one sentence."""
+    try:
+        yield
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as problem:
+        raise SoftEquivError(
+            f"{path} prepares no picture ({first_line(problem)[:200]}); correct it, or give --size to do without"
+        ) from problem

@@ -1,11 +1,12 @@
-"""Are these labels, and is this a list of them? A line or a number that is none is named with its file."""
+"""Are these labels, and is this a list of them? A line, name or number that is none is named with its file."""
 
 from __future__ import annotations
 
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
 
 from torch import Tensor
 
+from softequiv._files import path_of
 from softequiv.errors import SoftEquivError
 
 
@@ -30,3 +31,13 @@ def numbered_lines(path: Path, remedy: str) -> list[tuple[int, str]]:
     if not found:
         raise SoftEquivError(f"{path} lists no pictures; {remedy}")
     return found
+
+
+def check_inside(name: str, place: str) -> None:
+    """Raise a sentence where a name in a list, found at `place`, leads out of the folder that the list is about.
+
+    >>> check_inside("a/1.png", "list.txt, line 1")
+    """
+    path = PureWindowsPath(path_of(name))  # which knows the separators of all systems
+    if path.drive or path.root or ".." in path.parts:
+        raise SoftEquivError(f"{place}: {name!r} leads out of the folder; copy that file into it, and name it there")

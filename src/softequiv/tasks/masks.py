@@ -14,12 +14,13 @@ from typing import Any
 import numpy
 from torch import Tensor
 
+from softequiv._files import path_of
 from softequiv.errors import SoftEquivError
 from softequiv.measure.functional import IGNORE_INDEX
-from softequiv.tasks.decoding import BILINEAR, NEAREST, check_pillow, decoded, is_picture, pixels
+from softequiv.tasks.decoding import BILINEAR, NEAREST, check_pillow, check_side, decoded, is_picture, pixels
 from softequiv.tasks.files import Files, Normalised
 from softequiv.tasks.folders import IMAGENET
-from softequiv.tasks.labels import numbered_lines
+from softequiv.tasks.labels import check_inside, numbered_lines
 from softequiv.tasks.segmentation import Segmentation
 from softequiv.tasks.splits import held_out
 
@@ -39,6 +40,10 @@ class Values:
     classes: int
     ignored: tuple[int, ...] = (IGNORE_INDEX,)
     first: int = 0
+
+    def __post_init__(self) -> None:
+        if not all(type(number) is int for number in (self.classes, self.first, *self.ignored)):
+            raise SoftEquivError(f"classes, first and ignored values are whole numbers; got {self}")
 
     def __call__(self, mask: Any, path: Path) -> Any:
         """Classes with 255 for none, (H, W) uint8."""
@@ -63,6 +68,9 @@ class Fitted:
     size: int
     values: Values
     fill: tuple[int, ...] = (0, 0, 0)
+
+    def __post_init__(self) -> None:
+        check_side(self.size)
 
     def __call__(self, source: Path, target: Path, random: Random) -> tuple[Tensor, Tensor]:
         picture, mask = decoded(source, "RGB"), decoded(target)
@@ -91,7 +99,7 @@ class Fitted:
 
 def camvid(folder: str | Path, *, size: int = 480, prepare: Normalised = IMAGENET) -> Segmentation:
     """CamVid: {train,val,test}/NAME.jpg with {train,val,test}annot/NAME.png, 11 classes, 11 = unlabelled."""
-    folder = Path(folder)
+    folder = path_of(folder)
     parts = [paired(folder / name, folder / f"{name}annot") for name in ("train", "val", "test")]
     return _segmentation(parts, size, Values(11, ignored=(11,)), prepare)
 
@@ -103,7 +111,7 @@ def voc(
 
     Its val is the test, as that of the challenge is not public; `validation` of its train chooses the model.
     """
-    folder = Path(folder)
+    folder = path_of(folder)
     learning, test = (_voc_pairs(folder, name) for name in ("train", "val"))
     return _segmentation([*_apart(learning, validation, seed), test], size, Values(21), prepare)
 
@@ -112,7 +120,7 @@ def ade20k(
     folder: str | Path, *, size: int = 512, validation: float = 0.1, seed: int = 0, prepare: Normalised = IMAGENET
 ) -> Segmentation:
     """ADE20K, scene parsing: images/{training,validation} and annotations/...; classes 1..150, 0 = other, ignored."""
-    folder = Path(folder)
+    folder = path_of(folder)
     learning, test = (paired(folder / "images" / n, folder / "annotations" / n) for n in ("training", "validation"))
     return _segmentation([*_apart(learning, validation, seed), test], size, Values(150, (0,), first=1), prepare)
 
@@ -129,7 +137,7 @@ def mask_folders(
     prepare: Normalised = IMAGENET,
 ) -> Segmentation:
     """Any folder of pictures with a folder of masks of the same names, split by seed into three."""
-    pairs = paired(Path(pictures), Path(masks))
+    pairs = paired(path_of(pictures), path_of(masks))
     learning, asked = _apart(pairs, test, seed)
     return _segmentation([*_apart(learning, validation, seed), asked], size, values, prepare)
 
@@ -162,7 +170,12 @@ def _voc_pairs(folder: Path, split: str) -> Pairs:
             "JPEGImages and SegmentationClass"
         )
     pairs = []
+    seen: dict[str, int] = {}
     for number, line in numbered_lines(names, "write a name a line, without its ending"):
+        check_inside(line.strip(), f"{names}, line {number}")
+        before = seen.setdefault(line.strip(), number)
+        if before != number:
+            raise SoftEquivError(f"{names}, line {number}: {line.strip()!r} is in line {before} already; keep one")
         picture = folder / "JPEGImages" / f"{line.strip()}.jpg"
         if not picture.is_file():
             raise SoftEquivError(

@@ -5,7 +5,6 @@ pictures in folders of classes; pictures are made ready as the model wants them,
 from __future__ import annotations
 
 import difflib
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,8 +14,8 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional
 
+from softequiv._files import path_of
 from softequiv.actions import Pictures
-from softequiv.adapt.opening import PREPROCESSOR
 from softequiv.adapt.plan import config_size
 from softequiv.errors import SoftEquivError
 from softequiv.tasks.base import Examples, Held
@@ -24,7 +23,7 @@ from softequiv.tasks.cifar import HUNDRED, TEN, cifar10, cifar100
 from softequiv.tasks.classification import Classification
 from softequiv.tasks.files import Files, Normalised
 from softequiv.tasks.folders import IMAGENET, image_folder, labelled
-from softequiv.tasks.images import channels_of, class_numbers
+from softequiv.tasks.images import channels_of, class_numbers, preprocessor_of, read_preprocessor
 from softequiv.tasks.masks import ade20k, camvid, voc
 from softequiv.tasks.mnist import MEAN, STD, mnist
 from softequiv.tasks.segmentation import Segmentation
@@ -73,22 +72,21 @@ def wanted(model: nn.Module, size: int | None = None) -> Wanted:
     if own:
         side, crop = size or int(own["input_size"][-1]), 1.0 if size else float(own.get("crop_pct") or 1.0)
         return Wanted(channels, side, Normalised(tuple(own["mean"]), tuple(own["std"])), crop)
-    path = Path(str(getattr(getattr(model, "config", None), "name_or_path", ""))) / PREPROCESSOR
-    try:
-        told = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    except json.JSONDecodeError as problem:
-        raise SoftEquivError(f"{path} is not JSON: {problem}; copy it again") from problem
+    path = preprocessor_of(model)
+    told = read_preprocessor(path)
     normalised = None
     if told.get("do_normalize", True) and "image_mean" in told and "image_std" in told:
         normalised = Normalised(tuple(told["image_mean"]), tuple(told["image_std"]))
-    return Wanted(channels, size or config_size(model) or _side(told.get("size")), normalised)
+    return Wanted(channels, size or config_size(model) or _side(told.get("size"), path), normalised)
 
 
-def _side(entry: Any) -> int | None:
+def _side(entry: Any, path: Path) -> int | None:
     """The side that a preprocessor file gives: a number, or height, or the shortest edge."""
     if isinstance(entry, Mapping):
         entry = entry.get("height") or entry.get("shortest_edge")
-    return int(entry) if entry else None
+    if entry and (type(entry) is not int or entry < 1):
+        raise SoftEquivError(f"{path}: the side of pictures is {entry!r}, and should be a number of pixels; correct it")
+    return entry or None
 
 
 def open_task(text: str, model: nn.Module, *, size: int | None = None, seed: int = 0, named: bool = True) -> Named:
@@ -101,6 +99,7 @@ def open_task(text: str, model: nn.Module, *, size: int | None = None, seed: int
         ...
     softequiv.errors.SoftEquivError: there is no data set 'mnits'; did you mean mnist? Known are mnist, cifar10, ...
     """
+    path_of(text.rpartition(":")[2] if isinstance(text, str) else text)  # what could name nothing is refused
     kind, colon, path = text.partition(":")
     wants = wanted(model, size)
     if not colon or Path(text).exists():

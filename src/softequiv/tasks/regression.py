@@ -17,9 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from softequiv.actions import Moves, Vectors
+from softequiv.asking.answers import asked, at_home, evaluating
 from softequiv.errors import SoftEquivError
 from softequiv.groups import SO, Lorentz, O
-from softequiv.measure.answers import asked, at_home, evaluating
 from softequiv.reps import Rep, scalar, tensor, vector
 from softequiv.tasks.base import Examples, Held, Task
 

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from softequiv.actions import Moves, Pictures
+from softequiv.asking.answers import asked, at_home, evaluating
 from softequiv.errors import SoftEquivError
-from softequiv.measure.answers import asked, at_home, evaluating
 from softequiv.measure.functional import IGNORE_INDEX
 from softequiv.tasks.base import Examples, Task
 

@@ -10,6 +10,8 @@ from torch import Tensor
 from softequiv.errors import SoftEquivError
 from softequiv.tasks.base import Examples
 
+LARGEST_SEED = 2**62  # as in a recipe of training
+
 
 def held_out(count: int, fraction: float, seed: int = 0) -> tuple[Tensor, Tensor]:
     """Numbers 0..count-1 as (kept, held out), both ascending, round(fraction * count) of them held out.
@@ -23,7 +25,7 @@ def held_out(count: int, fraction: float, seed: int = 0) -> tuple[Tensor, Tensor
             f"holding out {fraction:g} of {count} examples leaves {count - apart} and {apart}; choose another fraction "
             "so that neither is empty"
         )
-    order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
+    order = torch.randperm(count, generator=_seeded(seed))
     return order[apart:].sort().values, order[:apart].sort().values
 
 
@@ -34,7 +36,7 @@ def of_each_class(labels: Tensor, fraction: float, seed: int = 0) -> Tensor:
     torch.Size([2])
     """
     _fraction(fraction)
-    generator = torch.Generator().manual_seed(seed)
+    generator = _seeded(seed)
     chosen = []
     for label in labels.unique():
         numbers = (labels == label).nonzero()[:, 0]
@@ -49,6 +51,12 @@ def few(examples: Examples, fraction: float, seed: int = 0) -> Examples:
 
 
 def _fraction(value: float) -> float:
-    if not 0 < value <= 1:
+    if not isinstance(value, (int, float)) or not 0 < value <= 1:
         raise SoftEquivError(f"a fraction of the examples lies in (0, 1]; got {value!r}")
     return value
+
+
+def _seeded(seed: int) -> torch.Generator:
+    if type(seed) is not int or not 0 <= seed < LARGEST_SEED:
+        raise SoftEquivError(f"a seed is a whole number from 0, below 2^62; got {seed!r}")
+    return torch.Generator().manual_seed(seed)

@@ -20,13 +20,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from softequiv._files import path_of
 from softequiv.actions import Moves, Points
+from softequiv.asking.answers import at_home, evaluating
 from softequiv.errors import SoftEquivError
-from softequiv.measure.answers import at_home, evaluating
+from softequiv.tasks.archives import check_unpacked
 from softequiv.tasks.base import Examples, Held, Task
 
 SCENES = ("eth", "hotel", "univ", "zara1", "zara2")
 SPLITS = ("train", "val", "test")
+DEEPEST = 20  # folders inside a zip
+FARTHEST = 1e7  # metres: no walk on Earth leads farther, and squares of it are exact enough
 
 Array = numpy.typing.NDArray[numpy.float64]
 Folder = Path | zipfile.Path
@@ -130,12 +134,13 @@ def read_scene(
     ...     read_scene(folder, "eth", together=1)["test"].shape
     torch.Size([1, 20, 2])
     """
-    if past < 2 or min(future, stride, together) < 1:
+    whole = all(type(number) is int for number in (past, future, stride, together))
+    if not whole or past < 2 or min(future, stride, together) < 1:
         raise SoftEquivError(
-            f"windows need at least 2 past steps, 1 future step, a stride of 1 and 1 pedestrian together; got "
-            f"past={past}, future={future}, stride={stride}, together={together}"
+            f"windows need at least 2 past steps, 1 future step, a stride of 1 and 1 pedestrian together, all "
+            f"whole; got past={past}, future={future}, stride={stride}, together={together}"
         )
-    with _opened(Path(source)) as folder:
+    with _opened(path_of(source)) as folder:
         scenes = _scenes(folder)
         if scene not in scenes:
             found = (
@@ -155,7 +160,12 @@ def _opened(source: Path) -> Iterator[Folder]:
         raise SoftEquivError(f"there is no {source}; give the folder of ETH/UCY scenes, or their zip")
     try:
         with zipfile.ZipFile(source) as archive:
+            check_unpacked((member.file_size for member in archive.infolist()), source)
             for name in archive.namelist():
+                if name.count("/") > DEEPEST:
+                    raise SoftEquivError(
+                        f"{source} holds a file {name.count('/')} folders down; do not trust this file"
+                    )
                 if name.startswith(("/", "\\")) or ".." in PurePosixPath(name.replace("\\", "/")).parts:
                     raise SoftEquivError(f"{source} holds {name!r}, which leads out of it; do not trust this file")
             yield zipfile.Path(archive)
@@ -251,6 +261,10 @@ def _row(words: Sequence[str], place: str) -> list[float]:
     if not all(map(numpy.isfinite, row)):
         raise SoftEquivError(
             f"{place}: {' '.join(words)!r} holds a number that is not finite; correct or remove the row"
+        )
+    if max(abs(row[2]), abs(row[3])) > FARTHEST:
+        raise SoftEquivError(
+            f"{place}: {words[2]} {words[3]} lies beyond {FARTHEST:g} metres; give positions in metres"
         )
     if not (row[0].is_integer() and row[1].is_integer()):
         raise SoftEquivError(f"{place}: frame and pedestrian are whole numbers; got {words[0]} and {words[1]}")

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from softequiv.asking.answers import asked, at_home, evaluating
 from softequiv.errors import SoftEquivError
-from softequiv.measure.answers import asked, at_home, evaluating
 from softequiv.tasks.classification import Classification
 from softequiv.tasks.segmentation import Segmentation
 

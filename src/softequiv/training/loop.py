@@ -1,16 +1,18 @@
 """The one training loop: any model, any task, any objective; on one core, a GPU, or many processes by accelerate.
 
-Every step draws its numbers from a seed of its own, made of the run's seed and the step, so that a training taken up
-at any step is the training that was never interrupted.
+A step takes the same examples in the same batches however many processes share them, and every batch draws its numbers
+from a seed of its own, made of the run's seed, the step and the batch: a training taken up at any step, by as many
+processes or by others, is the training that was never interrupted.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import os
 import time
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -18,11 +20,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 
 from softequiv._files import written_whole
 from softequiv.actions import Moves
+from softequiv.asking.answers import tensor_of
 from softequiv.errors import SoftEquivError
-from softequiv.measure.answers import tensor_of
 from softequiv.measure.progress import progress
 from softequiv.nn import hold
 from softequiv.nn.weight import projected_weights
@@ -30,14 +33,24 @@ from softequiv.tasks.base import Task
 from softequiv.training.average import Average
 from softequiv.training.parameters import optimizer_of
 from softequiv.training.recipe import Recipe
-from softequiv.training.saved import Tensors, fits, moments_of, read, set_moments, set_weights, weights_of, write
+from softequiv.training.saved import (
+    Tensors,
+    clear_unfinished,
+    fits,
+    moments_of,
+    read,
+    set_moments,
+    set_weights,
+    weights_of,
+    write,
+)
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 Objective = Callable[[nn.Module, Tensor, Tensor, Loss, torch.Generator], Tensor]
 Transform = Callable[[Tensor, Tensor, torch.Generator], tuple[Tensor, Tensor]]
 
 CHECKPOINT, LOG = "training.safetensors", "log.jsonl"
-ORDER = -1  # the stream of numbers that orders the examples; processes have those from 0
+ORDER = -1  # the stream of numbers that orders the examples; the batches of a step have those from 0
 LARGE_PRIME, MASK = 1_000_003, 2**63 - 1
 
 
@@ -73,7 +86,9 @@ def fit(
     objective sees it; `after_step` are called with the number of steps done. With a `folder` the training is saved
     there every `save_every` steps and after each evaluation, with the state of the objective and of what is called, if
     they have a `state_dict` of tensors; a later call with the same arguments goes on from there and ends with the same
-    weights. Weights softened in project mode are held to their constraint.
+    weights. It may have other processes than the first: a step then takes the same examples, in the same batches where
+    the processes divide their number, and in smaller ones where not. Weights softened in project mode are held to their
+    constraint.
 
     >>> from softequiv.actions import Still
     >>> from softequiv.groups import C
@@ -106,6 +121,35 @@ class _Standing:
     seconds: float = 0.0
 
 
+@dataclass(frozen=True)
+class _Step:
+    """What a step takes, of all processes together: so many examples, in so many batches."""
+
+    examples: int
+    batches: int
+
+    @classmethod
+    def of(cls, recipe: Recipe, examples: int, processes: int) -> _Step:
+        """The recipe's batches in every process; few examples are shared out evenly."""
+        batches = recipe.accumulate * processes
+        if examples < batches:
+            raise SoftEquivError(
+                f"a step of {recipe.accumulate} batches in each of {processes} processes needs {batches} "
+                f"examples, and there are {examples}; lower accumulate, start fewer processes, or give more"
+            )
+        return cls(min(recipe.batch, examples // batches) * batches, batches)
+
+    def shared_by(self, processes: int) -> _Step:
+        """The same examples in as many batches for each process, none of them larger."""
+        batches = processes * math.ceil(self.batches / processes)
+        if batches > self.examples:
+            raise SoftEquivError(
+                f"a step of this training takes {self.examples} examples, too few for {batches} batches in {processes} "
+                "processes; start fewer processes"
+            )
+        return _Step(self.examples, batches)
+
+
 class _Run:
     """A training under way."""
 
@@ -129,31 +173,31 @@ class _Run:
         own = optimizer_of(model, recipe)
         if projected_weights(model):
             hold(model, own)
-        self.running, prepared = accelerator.prepare(model, own)
-        self.optimizer = prepared.optimizer
+        if isinstance(model, FSDPModule):  # sharded already
+            self.running: nn.Module = model
+            self.optimizer = own
+        else:
+            self.running, prepared = accelerator.prepare(model, own)
+            self.optimizer = prepared.optimizer
         self.average = Average(model, recipe.ema) if recipe.ema is not None else None
         self.standing = _Standing()
         self.best: Tensors | None = None
-        parts = recipe.accumulate * accelerator.num_processes
-        if len(task.train) < parts:
-            raise SoftEquivError(
-                f"a step of {recipe.accumulate} batches in each of {accelerator.num_processes} processes needs {parts} "
-                f"examples, and there are {len(task.train)}; lower accumulate, start fewer processes, or give more"
-            )
-        # few examples are shared out evenly; a last short batch of an epoch waits for another epoch's order
-        self.batch = min(recipe.batch, len(task.train) // parts)
-        self.share = self.batch * parts
-        self.per_epoch = len(task.train) // self.share
-        if folder:
+        # what a step's number means depends on these
+        self.given = {
+            "training examples": task.train.fingerprint,
+            "validation examples": task.validation.fingerprint,
+        }
+        if folder and (folder / CHECKPOINT).is_file():
+            self.planned = self._resume(folder / CHECKPOINT)
+        else:
+            self.planned = _Step.of(recipe, len(task.train), accelerator.num_processes)
+        self._agree()
+        self.step = self.planned.shared_by(accelerator.num_processes)
+        # a last short batch of an epoch waits for another epoch's order
+        self.per_epoch = len(task.train) // self.step.examples
+        if folder and accelerator.is_main_process:
             folder.mkdir(parents=True, exist_ok=True)
-            # what a step's number means depends on these
-            self.given = {
-                "number of processes": accelerator.num_processes,
-                "training examples": task.train.fingerprint,
-                "validation examples": task.validation.fingerprint,
-            }
-            if (folder / CHECKPOINT).is_file():
-                self._resume(folder / CHECKPOINT)
+            clear_unfinished(folder / CHECKPOINT)
         self.lost = torch.tensor(self.standing.loss, dtype=torch.float64, device=accelerator.device)
         self.began = time.perf_counter() - self.standing.seconds
         self.running.train()
@@ -165,18 +209,21 @@ class _Run:
         factor = recipe.factor((step + 1) / self.per_epoch, 1 / self.per_epoch)
         for group in self.optimizer.param_groups:
             group["lr"] = group["full_rate"] * factor
-        generator = _seeded(recipe.seed, step, accelerator.process_index)
-        _seed_dropout(generator.initial_seed(), accelerator.device)
         order = _order(len(self.task.train), recipe.seed, epoch)
-        for part in range(recipe.accumulate):
-            start = place * self.share + (part * accelerator.num_processes + accelerator.process_index) * self.batch
-            x, y = self.task.train.in_epoch(epoch).batch(order[start : start + self.batch])
+        examples, processes = self.step.examples, accelerator.num_processes
+        batches = order[place * examples : (place + 1) * examples].tensor_split(self.step.batches)
+        for number in range(accelerator.process_index, self.step.batches, processes):
+            chosen = batches[number]
+            generator = _seeded(recipe.seed, step, number)
+            _seed_dropout(generator.initial_seed(), accelerator.device)
+            x, y = self.task.train.in_epoch(epoch).batch(chosen)
             if self.transform is not None:
                 x, y = self.transform(x, y, generator)
-            apart = part + 1 < recipe.accumulate  # gradients of all processes are added once a step
-            with accelerator.no_sync(self.running) if apart else nullcontext():
+            share = len(chosen) * processes / examples  # processes are averaged
+            apart = number + processes < self.step.batches  # gradients of all processes are added once a step
+            with self._apart() if apart else nullcontext():
                 with accelerator.autocast():
-                    loss = self.objective(self.running, x, y, self.task.loss, generator) / recipe.accumulate
+                    loss = self.objective(self.running, x, y, self.task.loss, generator) * share
                 # accelerate's own backward and step look for packages on disk each time, and add nothing in fp32, bf16
                 loss.backward()
             self.lost += loss.detach()
@@ -223,13 +270,28 @@ class _Run:
         self.model.__dict__.pop("forward", None)
         self.model.eval()
 
+    @contextmanager
+    def _apart(self) -> Iterator[None]:
+        """Gradients stay in their process for now."""
+        if isinstance(self.running, FSDPModule):
+            self.running.set_requires_gradient_sync(False)
+            yield
+            self.running.set_requires_gradient_sync(True)
+        else:
+            with self.accelerator.no_sync(self.running):
+                yield
+
     def _mean_lost(self) -> float:
         """The losses of this epoch so far, added, as the processes have them on average; every process must ask."""
         return float(self.accelerator.reduce(self.lost, "mean"))
 
     def _evaluate(self, epoch: int, loss: float) -> None:
         with self.average.worn() if self.average else nullcontext():
-            figures = self.task.figures(self.model, self.task.validation, self.moves, batch=2 * self.recipe.batch)
+            own = self.task.figures(self.model, self.task.validation, self.moves, batch=2 * self.recipe.batch)
+            figures = self._of_all(own)[0]  # processes that round otherwise must not choose otherwise
+            for module in self.model.modules():
+                if isinstance(module, FSDPModule):
+                    module.reshard()  # no backward pass did it, and the optimiser knows sharded weights alone
             self.standing.history.append({"epoch": epoch, "loss": loss, **figures})
             if self._is_best():
                 self.standing.best, self.best = len(self.standing.history) - 1, weights_of(self.model)
@@ -260,16 +322,19 @@ class _Run:
             "optimizer": settings,
             "recipe": asdict(self.recipe),
             "given": self.given,
+            "step": asdict(self.planned),
         }
         if self.accelerator.is_main_process:
             write(self.folder / CHECKPOINT, parts, told)
 
-    def _resume(self, path: Path) -> None:
+    def _resume(self, path: Path) -> _Step:
+        """Go on from a saved training; what its steps take."""
         parts, told = read(path)
         remedy = "use another folder, or remove it"
         before = {**told["recipe"], **told.get("given", {})}
         now = {**asdict(self.recipe), **self.given}
         changed = [name for name, value in now.items() if before.get(name) != value]
+        changed += [] if "step" in told else ["examples of a step"]
         if changed:
             raise SoftEquivError(f"{path} was trained with other settings ({', '.join(changed)}); {remedy}")
         if not fits(self.model, self.optimizer, parts["model"], told["optimizer"]):
@@ -283,6 +348,23 @@ class _Run:
         for place, part in self.kept.items():
             part.load_state_dict(parts.get(place, {}))
         self.standing, self.best = _Standing(**told["standing"]), parts.get("best")
+        return _Step(**told["step"])
+
+    def _agree(self) -> None:
+        """Processes that found different things in the folder would train different models."""
+        steps = self._of_all(self.standing.step)
+        if len(set(steps)) > 1:
+            raise SoftEquivError(
+                f"the processes found different trainings in {self.folder} (steps done: {steps}); give them one folder "
+                "that all of them see"
+            )
+
+    def _of_all(self, value: Any) -> list[Any]:
+        """What every process has, in their order; every process must ask."""
+        from accelerate.utils import gather_object
+
+        found: list[Any] = gather_object([value])
+        return found
 
 
 def _accelerator(recipe: Recipe) -> Any:
@@ -294,7 +376,16 @@ def _accelerator(recipe: Recipe) -> Any:
         raise ImportError("training needs accelerate; install it with: pip install 'softequiv[train]'") from missing
     # accelerate keeps the first precision for all later runs of a process, and refuses another
     AcceleratorState._reset_state()
-    return Accelerator(mixed_precision="bf16" if recipe.precision == "bf16" else "no")
+    # without cpu=True it lets the processes of torchrun train alone, each its own model, where there is no GPU
+    cpu = not torch.accelerator.is_available()
+    accelerator = Accelerator(cpu=cpu, mixed_precision="bf16" if recipe.precision == "bf16" else "no")
+    started = int(os.environ.get("WORLD_SIZE", "1"))
+    if started > accelerator.num_processes:
+        raise SoftEquivError(
+            f"{started} processes were started (WORLD_SIZE) and accelerate sees {accelerator.num_processes}, so each "
+            "would train alone; start them with torchrun or accelerate launch"
+        )
+    return accelerator
 
 
 @lru_cache(maxsize=2)

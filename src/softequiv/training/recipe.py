@@ -5,17 +5,19 @@ from __future__ import annotations
 import difflib
 import json
 import math
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, get_args
 
+from softequiv._files import read_json
 from softequiv.errors import SoftEquivError
 
 Optimizer = Literal["adamw", "adam", "sgd"]
 Schedule = Literal["cosine", "linear", "constant"]
 Precision = Literal["fp32", "bf16"]
 
-SEEDS = 2**62  # torch's generators take no larger ones
+MOST = 2**62  # torch's generators and sizes take no larger numbers
 
 
 @dataclass(frozen=True)
@@ -56,8 +58,6 @@ class Recipe:
         if self.save_every is not None:
             self._whole("save_every", 1)
         self._whole("seed", 0)
-        if self.seed >= SEEDS:
-            raise SoftEquivError(f"seed lies below 2^62; got {self.seed}")
         for name, low, high in (
             ("rate", 0.0, math.inf),
             ("weight_decay", 0.0, math.inf),
@@ -85,12 +85,14 @@ class Recipe:
         value = getattr(self, name)
         if not isinstance(value, int) or isinstance(value, bool) or value < low:
             raise SoftEquivError(f"{name} is a whole number from {low}; got {value!r}")
+        if value >= MOST:
+            raise SoftEquivError(f"{name} lies below 2^62; got a number of {value.bit_length()} bits")
 
     def _number(self, name: str, low: float, high: float) -> None:
         value = getattr(self, name)
-        number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-        if not number or not low <= value <= high:
-            raise SoftEquivError(f"{name} lies between {low:g} and {high:g}; got {value!r}")
+        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if not number or not low <= value <= high or value > sys.float_info.max:
+            raise SoftEquivError(f"{name} lies between {low:g} and {high:g}; got {str(value)[:60]}")
 
     def factor(self, moment: float, step: float = 0.0) -> float:
         """The rate of the step that ends at a moment, in epochs, as a share of the full one; `step` is its length.
@@ -113,8 +115,8 @@ class Recipe:
     def parse(cls, text: str) -> Recipe:
         """The recipe of a JSON text; unknown settings are refused with the nearest known name."""
         try:
-            told = json.loads(text)
-        except json.JSONDecodeError as problem:
+            told = read_json(text)
+        except ValueError as problem:
             raise SoftEquivError(
                 f'a recipe is JSON, such as {{"epochs": 10}}; this text is not: {problem}'
             ) from problem
@@ -125,10 +127,12 @@ class Recipe:
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> Recipe:
         """The recipe of settings by name."""
+        if not isinstance(settings, Mapping):
+            raise SoftEquivError(f"settings are a mapping from names to values; got {type(settings).__name__}")
         known = [field.name for field in fields(cls)]
         for name in settings:
             if name not in known:
-                near = difflib.get_close_matches(name, known, 1)
+                near = difflib.get_close_matches(str(name), known, 1)
                 hint = f"; did you mean {near[0]}?" if near else f"; the settings are {', '.join(known)}"
                 raise SoftEquivError(f"a recipe has no setting {name!r}{hint}")
         return cls(**settings)

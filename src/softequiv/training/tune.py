@@ -5,6 +5,7 @@ The folder says what was asked, so that the same call goes on where it stopped a
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import shutil
@@ -30,7 +31,7 @@ from softequiv.training.board import Board
 from softequiv.training.heads import check_answers
 from softequiv.training.loop import Objective, fit, plain
 from softequiv.training.recipe import Recipe
-from softequiv.training.saved import saying_what_failed
+from softequiv.training.saved import saying_what_failed, set_weights, weights_of
 
 ASKED, RESULT, MODEL = "asked.json", "result.json", "model"
 POOL = 1024  # elements that stand for a range
@@ -58,9 +59,12 @@ def is_main() -> bool:
 def finished(folder: Path, asked: Mapping[str, Any]) -> Figures | None:
     """The result of a tuning that is done; None where it is not. A folder of another tuning is refused, and so is one
     of other files."""
-    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
+    if not folder.exists():
         return None
     before = _read(folder / ASKED)
+    # a process that was killed, or is beside this one, may have begun to write
+    if before is None and folder.is_dir() and all(path.name.endswith(".part") for path in folder.iterdir()):
+        return None
     if before is None:
         raise SoftEquivError(f"{folder} exists and holds no training; choose another name, or remove it first")
     changed = [name for name in asked if before.get(name) != json.loads(json.dumps(asked[name]))]
@@ -91,6 +95,7 @@ def tune(
     if is_main():
         folder.mkdir(parents=True, exist_ok=True)
         _write(folder / ASKED, asked)
+    whole = copy.deepcopy(model)  # FSDP2 does not give back the model that it shards
     watched = [Board(folder)] if tensorboard and is_main() else []
     masks = known.on(MASKS) if isinstance(task, Segmentation) else None
     objective: Objective = plain
@@ -125,10 +130,12 @@ def tune(
         "best": fitted.best,
         "test": task.figures(model, task.test, unseen, batch=2 * recipe.batch),
     }
+    weights = weights_of(model)
     if is_main():
+        set_weights(whole, weights)
         shutil.rmtree(folder / MODEL, ignore_errors=True)  # of a run that was stopped between the two files
         with saying_what_failed(folder / MODEL):
-            save_model(model.cpu(), folder / MODEL)
+            save_model(whole.cpu(), folder / MODEL)
         _write(folder / RESULT, result)
     return result
 

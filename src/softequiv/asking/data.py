@@ -103,7 +103,7 @@ def batches(data: Any, size: int) -> Iterator[Batch]:
         yield from whole.split(size)
         return
     if isinstance(data, (str, bytes)) or not isinstance(data, Iterable):
-        raise SoftEquivError(f"cannot measure on data of type {type(data).__name__}: {FORMS}")
+        raise SoftEquivError(f"cannot read data of type {type(data).__name__}: {FORMS}")
     for item in data:
         batch = as_batch(item)
         if batch is None:
@@ -121,3 +121,24 @@ def count(data: Any, size: int) -> int | None:
         return len(data)
     except TypeError:
         return None
+
+
+def inputs_of(data: Any, size: int) -> Iterator[Tensor]:
+    """The inputs alone, in batches; their labels may be anything, such as forecasts.
+
+    >>> import torch
+    >>> [len(inputs) for inputs in inputs_of((torch.ones(3, 2), torch.ones(3)), 2)]
+    [2, 1]
+    """
+    if isinstance(data, (Tensor, tuple, Mapping)) or (isinstance(data, list) and as_whole(data) is not None):
+        data = unlabelled(data)
+    elif isinstance(data, Iterable) and not isinstance(data, (str, bytes)):
+        data = map(unlabelled, data)
+    yield from (batch.inputs for batch in batches(data, size))
+
+
+def unlabelled(item: Any) -> Any:
+    """A batch without its labels; what is no batch as it is."""
+    if isinstance(item, Mapping):
+        return {key: value for key, value in item.items() if key != "labels"}
+    return item[0] if isinstance(item, (tuple, list)) and len(item) == 2 and isinstance(item[0], Tensor) else item

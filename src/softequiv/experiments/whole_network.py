@@ -1,0 +1,208 @@
+"""Does a dial hold for the whole network after training? Ways to hold it, beside augmentation, on T2's backbones.
+
+The cells are T2's own where an arm is in that table too, so that all arms are trained and judged alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from softequiv.experiments import t2
+from softequiv.experiments.base import Experiment, Scale
+from softequiv.experiments.cells import Cell, Row
+from softequiv.experiments.compare import Curves, Stop, curves, known, spearman, trade_off
+from softequiv.experiments.finetune import of, stop_table, told, values
+from softequiv.experiments.pages import Claim, Page, Table
+
+SEEDS = 3
+STOPS: dict[str, tuple[float, ...]] = {
+    "held": (0.02, 0.05, 0.1, 0.2),
+    "mixture": (0.0, 0.1, 0.3),
+    "mixture + held": (0.3,),
+    "ours + held": (0.05,),
+    "ours + noise": (0.5,),
+    "ours + limit": (0.5,),
+    "ours + frozen": (0.5,),
+}
+FEW = (("held", 0.05), ("mixture + held", 0.3))
+ZERO = 1e-3  # of the plain model's error
+
+# What an arm costs beside plain training, in forward passes of a step and of an answer, and what is guaranteed.
+COSTS = {
+    "plain": ("1 / 1", "nothing"),
+    "ours": ("1 / 1", "each filtered weight, by its levels; nothing of the network"),
+    "ours (target)": ("1 / 1", "each filtered weight, by its error; nothing of the network"),
+    "paper": ("1 / 1", "as ours, for the finite group"),
+    "paper (smooth)": ("1 / 1", "nothing once it is trained"),
+    "RPP": ("1 / 1", "nothing"),
+    "canonical": ("1 + the scorer / 1 + the scorer", "multiples of 20 degrees, as far as turning pictures is exact"),
+    "penalty": ("2 / 1", "nothing"),
+    "held": ("1.125 / 1", "nothing; measured on training batches at every step"),
+    "ours + held": ("1.125 / 1", "as ours"),
+    "ours + noise": ("1 / 1", "as ours"),
+    "ours + limit": ("1 / 1", "as ours, and that no other weight grew"),
+    "ours + frozen": ("1 / 1", "as ours, and that no other weight changed"),
+    "mixture": ("2 / 4", "the network: total variation at most the dial under quarter turns, exactly"),
+    "mixture + held": ("2.25 / 4", "as the mixture"),
+}
+
+
+def cells(scale: Scale) -> list[Cell]:
+    """T2's cells with all labels, and those of the arms that only this table has, seed by seed."""
+    if scale == "smoke":
+        one = t2.cells(scale)[0]
+        return [one, *(Cell("T2", {**one.settings, "arm": arm, "dial": STOPS[arm][0]}) for arm in ("held", "mixture"))]
+    theirs = [cell for cell in t2.cells(scale) if cell.settings["epochs"]]
+    backbones, data = (t2.HUB, "cifar10") if scale == "full" else (t2.STAND_INS, "cifar10")
+    mine = [
+        Cell("T2", {**settings, "seed": seed})
+        for seed in range(SEEDS)
+        for backbone in backbones
+        for settings in (*t2.main_settings(backbone, data, STOPS), *few_settings(backbone, data))
+    ]
+    return [*theirs, *mine]
+
+
+def few_settings(backbone: str, data: str) -> list[dict[str, Any]]:
+    """Few labels, trained on upright pictures."""
+    base = t2.base_settings(backbone, data)
+    return [
+        {**base, "labels": labels, "epochs": epochs, "turned": False, "arm": arm, "dial": dial}
+        for labels, epochs in t2.FEW_LABELS.items()
+        for arm, dial in FEW
+    ]
+
+
+def holds(name: str, found: Curves, arm: str) -> Claim:
+    """Whether the dial moves the error monotonically from the plain model's to nothing."""
+    stops, free = found[arm], found["plain"][0]
+    errors = [*(stop.error.mean for stop in stops), free.error.mean]
+    rank = spearman([float(place) for place in range(len(errors))], errors)
+    return Claim(
+        f"{name}: the dial of {arm} moves the error monotonically from the plain model's to zero",
+        rank > 0.99 and min(errors) <= ZERO * free.error.mean,
+        f"rank correlation {rank:.2f} over {len(errors)} stops, KL from {free.error.mean:.3g} down to "
+        f"{stops[0].error.mean:.3g}, accuracy from {free.gain.told(100, 2)} to {stops[0].gain.told(100, 2)} %",
+    )
+
+
+def beats(name: str, found: Curves, arm: str, base: Stop) -> Claim:
+    """Whether a stop has a lower error than augmentation at its accuracy, or more accuracy at its error, clearly.
+
+    Equal means within one standard deviation of augmentation's figure over seeds; lower and more, beyond the sum of
+    both standard deviations. One seed shows nothing clearly.
+    """
+    several = base.gain.count > 1
+    lower = [
+        stop
+        for stop in found[arm]
+        if stop.gain.mean >= base.gain.mean - known(base.gain.std)
+        and stop.error.mean + known(stop.error.std) < base.error.mean - known(base.error.std)
+    ]
+    higher = [
+        stop
+        for stop in found[arm]
+        if stop.error.mean <= base.error.mean + known(base.error.std)
+        and stop.gain.mean - known(stop.gain.std) > base.gain.mean + known(base.gain.std)
+    ]
+    shown = min(lower or found[arm], key=lambda stop: stop.error.mean)
+    if higher and not lower:
+        shown = max(higher, key=lambda stop: stop.gain.mean)
+    return Claim(
+        f"{name}: {arm} beats augmentation",
+        several and bool(lower or higher),
+        f"at {shown.dial:g}: cAcc {shown.gain.told(100, 2)}, KL {shown.error.told(1, 3)}; augmentation "
+        f"{base.gain.told(100, 2)}, {base.error.told(1, 3)}{'' if several else ' (one seed)'}",
+    )
+
+
+def page(rows: Sequence[Row], scale: Scale) -> Page:
+    """How each dial stands, and what each way costs."""
+    whole = [row for row in rows if row["labels"] == 1]
+    seeds = sorted({len({r["seed"] for r in of(whole, arm=arm)}) for arm in values(whole, "arm")})
+    panels: dict[str, Curves] = {}
+    quarter: dict[str, Curves] = {}
+    claims = []
+    for backbone in values(whole, "backbone"):
+        for turned in (True, False):
+            mine = of(whole, backbone=backbone, turned=turned)
+            if not of(mine, arm="plain"):
+                continue
+            name = f"{backbone}, {'with' if turned else 'without'} turns"
+            panels[name] = curves(mine, "cAcc 30", "iErr 30")
+            quarter[name] = curves(mine, "Acc", "iErr 90")
+            claims += [
+                holds(f"{name}, quarter turns", quarter[name], arm) for arm in ("mixture",) if arm in panels[name]
+            ]
+            claims += [
+                holds(f"{name}, within {t2.RANGE} degrees", panels[name], arm)
+                for arm in ("held", "ours")
+                if arm in panels[name]
+            ]
+        trained = of(whole, backbone=backbone, turned=True, arm="plain")
+        if not trained:
+            continue
+        base = curves(trained, "cAcc 30", "iErr 30")["plain"][0]
+        for turned in (True, False):
+            name = f"{backbone}, {'with' if turned else 'without'} turns"
+            claims += [beats(name, panels[name], arm, base) for arm in panels.get(name, {}) if arm != "plain"]
+    return Page(
+        "Does the dial hold for the whole network?",
+        [
+            "T2's backbones and training, with further arms. 'held' keeps the measured KL of the network at a target, "
+            "its dial, by a price that rises and falls; 'mixture' answers with the mean over quarter turns but for a "
+            "share, its dial, that the model has for itself; 'mixture + held' does both, with the share as its dial "
+            "and a target of 0.05. 'ours + noise', 'ours + limit' and 'ours + frozen' have noise of the certified "
+            "residual's size behind each filtered weight, no growth of other weights, or no learning of them. "
+            "Augmentation is 'plain, with turns'.",
+            f"Seeds: {' or '.join(str(count) for count in seeds)} for each arm.",
+            *([t2.STAND_IN] if scale != "full" else []),
+        ],
+        claims,
+        [
+            Table(
+                "## What each way costs and guarantees",
+                ["arm", "passes of a step / of an answer", "guaranteed"],
+                [[arm, *COSTS[arm]] for arm in COSTS if of(whole, arm=arm)],
+            ),
+            *dials(panels, quarter),
+            *(
+                stop_table(f"{backbone}, {way}", mine, t2.SHOWN | t2.BEYOND)
+                for backbone in values(rows, "backbone")
+                for way in dict.fromkeys(told(row.settings) for row in of(rows, backbone=backbone))
+                for mine in ([row for row in of(rows, backbone=backbone) if told(row.settings) == way],)
+            ),
+        ],
+        [
+            trade_off("range", panels, "combined accuracy, %", "invariance error (KL) within 30 degrees"),
+            trade_off("quarter", quarter, "accuracy upright, %", "KL under a quarter turn"),
+        ],
+    )
+
+
+def dials(panels: dict[str, Curves], quarter: dict[str, Curves]) -> list[Table]:
+    """How the network's error follows each dial with more than one stop, and what accuracy it costs."""
+    lines = []
+    for name, found in panels.items():
+        for arm, stops in found.items():
+            if len(stops) < 2:
+                continue
+            order = [stop.dial for stop in stops]
+            ranks = [spearman(order, [s.error.mean for s in place[name][arm]]) for place in (panels, quarter)]
+            least = min(stops, key=lambda stop: stop.error.mean)
+            free = found["plain"][0]
+            lines.append(
+                [
+                    name,
+                    arm,
+                    *(f"{rank:+.2f}" for rank in ranks),
+                    f"{least.error.mean:.3f} of {free.error.mean:.3f}",
+                    f"{100 * (least.gain.mean - free.gain.mean):+.2f}",
+                ]
+            )
+    header = ["trained", "dial of", "Spearman, 30°", "Spearman, 90°", "least KL at 30°, of plain's", "cAcc there"]
+    return [Table("## Does the error follow the dial?", header, lines)]
+
+
+WHOLE_NETWORK = Experiment("whole-network", "A dial for the whole network", cells, t2.work, page)

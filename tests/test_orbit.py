@@ -1,0 +1,59 @@
+"""The mean over an orbit is invariant, whatever the model; a mixture with the model itself moves by its share alone."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import softequiv as se
+from softequiv.actions import Pictures
+from softequiv.errors import GroupError
+from softequiv.holding import Mixture, OrbitMean, total_variation
+
+
+def reader(side: int) -> nn.Module:
+    """A network that tells directions apart, with norms that training and evaluation treat differently."""
+    torch.manual_seed(0)
+    layers = nn.Conv2d(2, 6, 3, padding=1), nn.BatchNorm2d(6), nn.GELU(), nn.Flatten(), nn.Linear(6 * side * side, 4)
+    return nn.Sequential(*layers).double().eval()
+
+
+@pytest.mark.parametrize("group", [se.C(4), se.D(4), se.C(2)], ids=str)
+@pytest.mark.parametrize("side", [5, 6])
+def test_the_mean_is_invariant_and_is_the_mean(group: se.groups.Group, side: int) -> None:
+    acts, net, x = Pictures(), reader(side), 3 * torch.randn(7, 2, side, side, dtype=torch.float64)
+    mean = OrbitMean(net, group, acts).eval()
+    answers = mean(x)
+    probabilities = torch.stack([net(acts(x, h)).softmax(1) for h in group.elements()]).mean(0)
+    torch.testing.assert_close(answers.exp(), probabilities, atol=1e-12, rtol=0)
+    for h in group.elements():
+        torch.testing.assert_close(mean(acts(x, h)), answers, atol=1e-10, rtol=0)
+    assert total_variation(net(x), net(x.rot90(2, (-2, -1)))).mean() > 0.1  # which the network itself is not
+
+
+@pytest.mark.parametrize("eps", [0.0, 0.05, 0.3, 1.0])
+def test_a_mixture_with_the_model_itself_moves_by_its_share_of_what_the_model_moves(eps: float) -> None:
+    net, x = reader(5), 3 * torch.randn(1000, 2, 5, 5, dtype=torch.float64)
+    turned = x.rot90(1, (-2, -1))
+    mixture = Mixture(OrbitMean(net, se.C(4), Pictures()), net, eps).eval()
+    free = total_variation(net(x), net(turned))
+    torch.testing.assert_close(total_variation(mixture(x), mixture(turned)), eps * free, atol=1e-10, rtol=1e-9)
+
+
+def test_training_costs_one_pass_and_moves_each_sample_by_its_own_element() -> None:
+    seen: list[torch.Tensor] = []
+    net = nn.Sequential(nn.Flatten(), nn.Linear(16, 3))
+    net.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
+    x = torch.arange(16.0).reshape(1, 1, 4, 4).expand(64, 1, 4, 4)
+    mean = OrbitMean(net, se.C(4), Pictures()).train()
+    mean(x).sum().backward()
+    assert len(seen) == 1 and len({tuple(sample.flatten().tolist()) for sample in seen[0]}) == 4
+    seen.clear()
+    mean.eval()(x)
+    assert len(seen) == 4
+
+
+def test_an_infinite_group_is_refused() -> None:
+    with pytest.raises(GroupError, match=r"needs a finite group; SO\(2\) is not"):
+        OrbitMean(nn.Identity(), se.SO(2), Pictures())
