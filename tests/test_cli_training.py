@@ -4,6 +4,7 @@ wrong with model, data and settings in a sentence."""
 from __future__ import annotations
 
 import gzip
+import itertools
 import json
 import os
 import struct
@@ -155,13 +156,15 @@ def test_a_folder_of_other_settings_or_other_files_is_refused(home: Path, tmp_pa
     assert os.listdir(tmp_path / "full") == ["letter.txt"]
 
 
-def test_turns_and_penalty_change_what_is_learnt(home: Path, tmp_path: Path) -> None:
-    weights = []
-    for number, more in enumerate([(), ("--turn", "90deg"), ("--turn", "90deg", "--penalty", 5)]):
+def test_turns_penalty_and_target_change_what_is_learnt(home: Path, tmp_path: Path) -> None:
+    weights, turn = [], ("--turn", "90deg")
+    for number, more in enumerate([(), turn, (*turn, "--penalty", 5), (*turn, "--hold", 1e-4)]):
         out = tmp_path / str(number)
         found("train", home / "vit", "--data", home / "classes", "-o", out, "--epochs", 1, "--batch", 4, *more)
         weights.append(load_file(out / "model" / "model.safetensors")["classifier.weight"])
-    assert not any(torch.equal(weights[i], weights[j]) for i, j in ((0, 1), (0, 2), (1, 2)))
+    assert not any(torch.equal(one, other) for one, other in itertools.combinations(weights, 2))
+    saved = load_file(out / "training.safetensors")  # the last had a price to pay
+    assert next(value for name, value in saved.items() if name.endswith("price")) > 0
 
 
 @pytest.mark.parametrize(
@@ -170,6 +173,7 @@ def test_turns_and_penalty_change_what_is_learnt(home: Path, tmp_path: Path) -> 
         ("vit", "cifar10:cifar.npz", ("--new-head",), "cAcc"),
         ("vit", "mnist:mnist", ("--new-head",), "cAcc"),
         ("segformer", "camvid:camvid", ("--new-head", "--size", "64", "--turn", "30deg", "--penalty", "1"), "cIoU"),
+        ("segformer", "camvid:camvid", ("--new-head", "--size", "64", "--turn", "30deg", "--hold", "0.1"), "cIoU"),
     ],
 )
 def test_data_sets_are_called_by_name(
@@ -268,6 +272,8 @@ ERRORS = [
     (("train", "vit", "-d", "classes", "-o", "out", "--size", "23"), 3, "cannot take inputs of shape"),
     (("train", "./nix", "-d", "classes", "-o", "out"), 3, "there is no folder './nix'"),
     (("train", "vit", "-d", "classes", "-o", "out", "--turn", "30grad"), 3, "cannot read the range '30grad'"),
+    (("train", "vit", "-d", "classes", "-o", "out", "--hold", "0"), 3, "for an error of 0, constrain the weights"),
+    (("train", "vit", "-d", "classes", "-o", "out", "--hold", "1", "--penalty", "1"), 2, "give it or --penalty"),
     (("train", "vit", "-d", "classes", "-o", "out", "-g", "SO(x)", "-t", "3deg"), 3, "unknown group"),
     (("train", "vit", "-d", "classes", "-o", "out", "-g", "SO(3)", "-t", "3deg"), 3, "SO(3)"),
     (("train", "vit", "-d", "classes", "-o", "out", "--recipe", "nix.json"), 3, "nix.json cannot be read"),

@@ -85,6 +85,9 @@ Turn = Annotated[
 Penalty = Annotated[
     float, typer.Option("--penalty", help="The price of answers that differ for moved pictures.", min=0)
 ]
+Hold = Annotated[
+    float | None, typer.Option("--hold", help="Hold the KL of answers for moved pictures at this target.", min=0)
+]
 NewHead = Annotated[bool, typer.Option("--new-head", help="Replace the last layer by one for the data's classes.")]
 Epochs = Annotated[int | None, typer.Option("--epochs", help="How often every picture is seen.", min=1)]
 Batch = Annotated[int | None, typer.Option("--batch", help="Pictures a step and process.", min=1)]

@@ -34,6 +34,7 @@ def train_command(
     mode: options.Mode = "parametrize",
     turn: options.Turn = None,
     penalty: options.Penalty = 0.0,
+    hold: options.Hold = None,
     new_head: options.NewHead = False,
     size: options.Size = None,
     epochs: options.Epochs = None,
@@ -58,6 +59,8 @@ def train_command(
         raise typer.BadParameter("say for which group to soften, such as --group 'SO(2)'")
     if within is not None and not softening:
         raise typer.BadParameter("--within belongs to --error; --turn is the range of moved pictures")
+    if hold is not None and penalty:
+        raise typer.BadParameter("--hold finds the price by itself; give it or --penalty")
     arguments = asked(str(group), softness, error, within, None, None, "exact") if softening else {}
     chosen, turned = read_group(group), read_range(turn)
     settings = settings_of(recipe, {"epochs": epochs, "batch": batch, "rate": rate, "seed": seed})
@@ -71,6 +74,7 @@ def train_command(
         "mode": mode,
         "turn": turn,
         "penalty": penalty,
+        "hold": hold,
         "new_head": new_head,
         "size": size,
         "recipe": asdict(settings),
@@ -84,7 +88,7 @@ def train_command(
         if softening:
             soften(net, mode=cast(Mode, mode), **arguments)
         judged = own_range(net) if turned is None else turned
-        turns = Turns(chosen or group_of(net) or SO(2), judged, turned is not None, penalty)
+        turns = Turns(chosen or group_of(net) or SO(2), judged, turned is not None, penalty, hold)
         result = tune(net, task, settings, turns, out, decided, tensorboard=tensorboard)
     if not is_main():
         return Answer({}, ())

@@ -25,6 +25,7 @@ from softequiv.baselines.penalty import Penalised
 from softequiv.certify.certificate import versions
 from softequiv.errors import SoftEquivError
 from softequiv.groups import Group
+from softequiv.holding import HeldByMeasurement
 from softequiv.tasks.classification import Classification
 from softequiv.tasks.segmentation import MASKS, Segmentation
 from softequiv.training.board import Board
@@ -42,13 +43,15 @@ Figures = dict[str, Any]
 @dataclass(frozen=True)
 class Turns:
     """By what pictures are moved: elements of a group within a range, None being all of it; the test has others than
-    the training. There, pictures are moved if `trained`, and a `penalty` above 0 is the price of answers that differ.
+    the training. There, pictures are moved if `trained`; a `penalty` above 0 is the price of answers that differ, and
+    with `hold` the price is what keeps their divergence at that target.
     """
 
     group: Group
     within: float | None
     trained: bool = False
     penalty: float = 0.0
+    hold: float | None = None
 
 
 def is_main() -> bool:
@@ -92,16 +95,18 @@ def tune(
     check_answers(model, task)
     known, unseen = (Moves(task.acts, turns.group, turns.within, count=POOL, seed=recipe.seed + i) for i in (0, 1))
     known(task.train.batch(torch.zeros(1, dtype=torch.long))[0], torch.zeros(1, dtype=torch.long))  # can they act?
+    outputs = Pictures() if isinstance(task, Segmentation) else Still()
+    objective: Objective = plain
+    if turns.hold is not None:
+        objective = HeldByMeasurement(known, turns.hold, outputs=outputs)
+    elif turns.penalty:
+        objective = Penalised(known, turns.penalty, outputs, "kl")
     if is_main():
         folder.mkdir(parents=True, exist_ok=True)
         _write(folder / ASKED, asked)
     whole = copy.deepcopy(model)  # FSDP2 does not give back the model that it shards
     watched = [Board(folder)] if tensorboard and is_main() else []
     masks = known.on(MASKS) if isinstance(task, Segmentation) else None
-    objective: Objective = plain
-    if turns.penalty:
-        outputs = Pictures() if isinstance(task, Segmentation) else Still()
-        objective = Penalised(known, turns.penalty, outputs, "kl")
     fitted = fit(
         model,
         task,
