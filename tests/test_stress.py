@@ -196,3 +196,28 @@ def test_wide_and_narrow_ranges_are_the_limits_of_others() -> None:
     wide = [filtered(weight, error=0.1, within=reach) for reach in (math.pi, 1e300, math.inf)]
     assert torch.equal(wide[0], wide[1]) and torch.equal(wide[1], wide[2])
     torch.testing.assert_close(filtered(weight, error=0.1, within=1e-300), weight)  # nothing moves
+
+
+@pytest.mark.parametrize("share", [0.999, 0.99, 0.9, 0.75])
+def test_a_weight_just_outside_of_its_target_is_brought_inside(share: float) -> None:
+    """A weight that meets a target exactly, asked for a little less, changes a little; asked for more, not at all."""
+    rep, within = se.grid(se.SO(2), 5, 5), se.degrees(30)
+    weight = se.least_distortion(0.2, within)(torch.randn(8, 5, 5, dtype=torch.float64), rep)
+    found = se.least_distortion(share * 0.2, within)(weight, rep)
+    assert se.spectrum(rep).error(found, within) == pytest.approx(share * 0.2, rel=1e-6)
+    assert float((found - weight).norm() / weight.norm()) < 1.5 * (1 - share)
+    assert torch.equal(se.least_distortion(0.2 / share, within)(weight, rep), weight)
+
+
+@pytest.mark.parametrize("error", [0.2, 0.3, 0.45, 0.7, 0.9, 1.2])
+def test_the_derivative_of_a_target_is_right_whichever_levels_lie_above_it(error: float) -> None:
+    rep = se.grid(se.SO(2), 4, 4)
+    weight = torch.randn(3, 4, 4, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda w: se.least_distortion(error, se.degrees(60))(w, rep), weight)
+
+
+def test_a_target_that_is_a_levels_own_change_is_met() -> None:
+    rep, within = se.grid(se.SO(2), 5, 5), se.degrees(30)
+    for change in se.spectrum(rep).chord(within).tolist()[1:]:
+        found = se.least_distortion(change, within)(torch.randn(8, 5, 5, dtype=torch.float64), rep)
+        assert found.isfinite().all() and se.spectrum(rep).error(found, within) <= change * (1 + 1e-6)

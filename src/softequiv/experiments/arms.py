@@ -42,7 +42,16 @@ class Setting:
     @property
     def finite(self) -> Group:
         """The paper's finite group of the same kind."""
-        return C(TURNS) if self.group.name.startswith(("SO", "C")) else D(TURNS)
+        return self.rotations(TURNS)
+
+    @property
+    def quarters(self) -> Group:
+        """The finite group of the same kind that permutes pixels."""
+        return self.rotations(4)
+
+    def rotations(self, count: int) -> Group:
+        """So many rotations, with reflections where the group has them."""
+        return C(count) if self.group.name.startswith(("SO", "C")) else D(count)
 
 
 @dataclass(frozen=True)
@@ -134,8 +143,8 @@ def ours_frozen(model: nn.Module, dial: float, setting: Setting) -> Armed:
 
 
 def mixture(model: nn.Module, dial: float, setting: Setting) -> Armed:
-    """Probabilities averaged over quarter turns, but for a share: the dial."""
-    return Armed(Mixture(OrbitMean(model, C(4), setting.acts), model, dial))
+    """Probabilities averaged over quarter turns, and flips where the group has them, but for a share: the dial."""
+    return Armed(Mixture(OrbitMean(model, setting.quarters, setting.acts), model, dial))
 
 
 def mixture_held(model: nn.Module, dial: float, setting: Setting) -> Armed:
