@@ -111,23 +111,21 @@ def known(value: float) -> float:
     return 0.0 if math.isnan(value) else value
 
 
-def trade_off(
-    name: str, panels: Mapping[str, Curves], gain: str, error: str, *, scale: float = 100.0, log: bool = True
-) -> Figure:
+def trade_off(name: str, panels: Mapping[str, Curves], gain: str, error: str, *, scale: float = 100.0) -> Figure:
     """Gain against error, a panel for each setting and a line for each arm, with the spread over seeds."""
     arms = list(dict.fromkeys(arm for found in panels.values() for arm in found))
 
     def draw(canvas: Any) -> None:
         axes = canvas.subplots(1, len(panels), squeeze=False, sharey=True)[0]
+        drawn: dict[str, Any] = {}  # an arm need not be in every panel
         for axis, (title, found) in zip(axes, panels.items(), strict=True):
             for arm, stops in found.items():
                 number = arms.index(arm)
-                axis.errorbar(
+                drawn[arm] = axis.errorbar(
                     [stop.error.mean for stop in stops],
                     [stop.gain.mean * scale for stop in stops],
                     xerr=[known(stop.error.std) for stop in stops],
                     yerr=[known(stop.gain.std) * scale for stop in stops],
-                    label=arm,
                     color=COLOURS[number % len(COLOURS)],
                     marker=MARKS[number % len(MARKS)],
                     markersize=4,
@@ -135,14 +133,13 @@ def trade_off(
                 )
             axis.set_title(title)
             axis.set_xlabel(error)
-            if log:
-                axis.set_xscale("log")
+            axis.locator_params(axis="x", nbins=5)
             axis.grid(alpha=0.3)
         axes[0].set_ylabel(gain)
-        axes[-1].legend(fontsize=8)
+        canvas.legend(drawn.values(), drawn.keys(), fontsize=8, loc="outside right center")
 
     alt = f"{gain} against {error} for {', '.join(arms)}; up and to the left is better"
-    return Figure(name, alt, draw, (3.8 * len(panels) + 0.6, 3.6))
+    return Figure(name, alt, draw, (3.6 * len(panels) + 1.4, 3.6))
 
 
 def stops_table(found: Curves, tell: Callable[[str, Stop], Sequence[str]]) -> list[list[str]]:

@@ -169,7 +169,7 @@ def page(rows: Sequence[Row], scale: Scale) -> Page:
                 if chosen
             ),
         ],
-        [trade_off("curves", panels, "combined accuracy, %", "invariance error (KL)", log=False)],
+        [trade_off("curves", panels, "combined accuracy, %", "invariance error (KL)")],
     )
 
 

@@ -114,7 +114,7 @@ def page(rows: Sequence[Row], scale: Scale) -> Page:
             *(moves_the_error(first, arm) for arm in ("ours", "ours (typed)", "held", "mixture") if arm in first),
         ],
         [stop_table(title, [r for r in rows if r["turned"] == ("turned" in title)]) for title in panels],
-        [trade_off("curves", panels, "combined accuracy, %", "invariance error (KL)", log=False)],
+        [trade_off("curves", panels, "combined accuracy, %", "invariance error (KL)")],
     )
 
 

@@ -43,7 +43,7 @@ class Cone:
 
     def __call__(self, weight: Tensor) -> Tensor:
         # only the direction matters: without its size, squares neither overflow nor vanish
-        least = torch.finfo(weight.dtype).tiny
+        least = torch.finfo(weight.dtype).tiny if weight.is_floating_point() else 1.0
         size = weight.detach().double().abs().amax().clamp(min=least) if weight.numel() else 1.0
         return self.of.scale(weight, self.gamma(self.of.energies(weight / size)))
 
