@@ -772,7 +772,85 @@ ARCHIVES = [
     ),
 ]
 
-CATALOGUE = [*API, *CHECKPOINTS, *CONFIGS, *PICTURES, *MASKS, *TRAJECTORIES, *ARCHIVES]
+# models that are none, and folders that hold none
+
+
+def opening(damage: Callable[[Path], Any]) -> Callable[[Path], Any]:
+    """Open the folder of a model after something was done to it."""
+
+    def act(folder: Path) -> None:
+        vit: Any = CASES["vit"].model()
+        vit.save_pretrained(folder / "vit")
+        damage(folder / "vit")
+        se.open_model(folder / "vit")
+
+    return act
+
+
+def config(**entries: Any) -> Callable[[Path], Any]:
+    def damage(folder: Path) -> None:
+        told = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps({**told, **entries}))
+
+    return opening(damage)
+
+
+def config_text(text: str) -> Callable[[Path], Any]:
+    return opening(lambda folder: (folder / "config.json").write_text(text))
+
+
+def index(where: Any) -> Callable[[Path], Any]:
+    def damage(folder: Path) -> None:
+        names = list(load_file(folder / "model.safetensors"))
+        (folder / "model.safetensors").rename(folder / "model-00001-of-00001.safetensors")
+        told = (
+            where if isinstance(where, str) and where == "{" else json.dumps({"weight_map": {n: where for n in names}})
+        )
+        (folder / "model.safetensors.index.json").write_text(told)
+
+    return opening(damage)
+
+
+NONE: Any = None
+KIND: Any = nn.Conv2d
+MODELS = [
+    Bad("no model to soften", lambda _: se.soften(NONE, "C4", softness=0), "must be a torch module; got NoneType"),
+    Bad("no model to plan", lambda _: se.plan(NONE, "C4", softness=0), "must be a torch module"),
+    Bad("no model to certify", lambda _: se.certify(NONE, group="C4"), "must be a torch module"),
+    Bad("no model to bake", lambda _: se.bake(NONE), "must be a torch module"),
+    Bad("no model to save", lambda f: se.save(NONE, f), "must be a torch module"),
+    Bad("no model to load into", lambda f: checkpoint(lambda saved: se.load(NONE, saved))(f), "must be a torch module"),
+    Bad("class instead of a model", lambda _: se.soften(KIND, "C4", softness=0), "got type"),
+    Bad("names as one text", softening(only="0.weight"), "are given as a list"),
+    Bad("names of a number", softening(skip=3), "are given as a list"),
+    Bad("name that is a number", softening(only=[3]), "weights are named by text"),
+    Bad("name of nothing", softening(skip=[None]), "weights are named by text"),
+    Bad("softness for a number", softening(softness={3: 0.5}), "weights are named by text"),
+    Bad("gain as text", softening(softness=None, gain="hard"), "gain must be a gain", se.GainError),
+    Bad("gain as a class", softening(softness=None, gain=se.hard), "gain must be a gain", se.GainError),
+    Bad("certificate of none", lambda _: se.Certificate.from_json(NONE), "is not JSON"),
+    Bad("certificate of 100,000 brackets", lambda _: se.Certificate.from_json("[" * 100_000), "nested too deeply"),
+    Bad("certificate of an endless number", lambda _: se.Certificate.from_json("9" * 5000), "is not JSON"),
+    Bad("statistics of brackets", lambda _: se.StatisticalCertificate.from_json("[" * 100_000), "nested too deeply"),
+    Bad("configuration of brackets", config_text("[" * 100_000), "config.json is not JSON: it is nested too deeply"),
+    Bad("configuration of an endless number", config_text('{"a": ' + "9" * 5000 + "}"), "config.json is not JSON"),
+    Bad("patches of no size", config(patch_size=0), "cannot be opened"),
+    Bad("width of nothing", config(hidden_size=0), "cannot be opened"),
+    Bad("layers as text", config(num_hidden_layers="9"), "cannot be opened"),
+    Bad("architecture of a number", config(architectures=3), "cannot be opened"),
+    Bad("model type of a list", config(model_type=["vit"]), "cannot be opened"),
+    Bad("precision of a module", config(dtype="os"), "cannot be opened"),
+    Bad("width of 2^40", config(hidden_size=2**40), "cannot be opened"),
+    Bad("activation that is code", config(hidden_act="__import__('os')"), "cannot be opened"),
+    Bad("index that leads out", index("../vit/model-00001-of-00001.safetensors"), "leads out of its folder"),
+    Bad("index that leads to the root", index("/etc/passwd"), "leads out of its folder"),
+    Bad("index of numbers", index(3), "leads out of its folder"),
+    Bad("index cut short", index("{"), "is no index of weights"),
+    Bad("model of an endless name", lambda _: se.open_model("x" * 5000), "5000 characters"),
+    Bad("model of a number", lambda _: se.open_model(NONE), "a path is a text"),
+]
+
+CATALOGUE = [*API, *MODELS, *CHECKPOINTS, *CONFIGS, *PICTURES, *MASKS, *TRAJECTORIES, *ARCHIVES]
 
 
 @pytest.fixture(autouse=True)
@@ -926,7 +1004,7 @@ COMMANDS = [
         text_file("no.json", b"\xff\xfe\xff"),
     ),
     Command("measure by the seed of nobody", ("measure", "soft", "-d", "pictures", "--seed", "x"), "'--seed'", code=2),
-    Command("open a path with a zero byte", ("plan", "a\0b", "-g", "C4", "-s", "0"), "neither a folder here"),
+    Command("open a path with a zero byte", ("plan", "a\0b", "-g", "C4", "-s", "0"), "no file has a name such as"),
 ]
 
 

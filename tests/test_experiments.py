@@ -21,7 +21,7 @@ import softequiv as se
 from softequiv.errors import SoftEquivError
 from softequiv.experiments.arms import ARMS, Setting, armed, kept, restore_variance
 from softequiv.experiments.base import Experiment, data_folder, reproduce
-from softequiv.experiments.cells import Cell, Row, read_row, run_cells
+from softequiv.experiments.cells import Cell, Here, Row, read_row, run_cells
 from softequiv.experiments.compare import (
     at_least_as_good,
     better_at_equal_gain,
@@ -73,8 +73,8 @@ def test_a_cell_that_fails_is_named_and_the_others_are_kept(tmp_path):
 @pytest.mark.slow
 def test_a_process_that_is_killed_loses_only_its_own_cells(tmp_path):
     with pytest.raises(SoftEquivError, match="process died"):
-        run_cells(cells(tmp_path, dies=3), work, tmp_path / "cells", jobs=2)
-    rows = run_cells(cells(tmp_path, dies=3), work, tmp_path / "cells", jobs=2)
+        run_cells(cells(tmp_path, dies=3), work, tmp_path / "cells", runner=Here(2))
+    rows = run_cells(cells(tmp_path, dies=3), work, tmp_path / "cells", runner=Here(2))
     assert [row["square"] for row in rows] == [0, 1, 4, 9]
 
 
@@ -120,9 +120,9 @@ INTERRUPTED = """
 import sys
 sys.path.insert(0, {tests!r})
 from pathlib import Path
-from test_experiments import cells, run_cells, work
+from test_experiments import Here, cells, run_cells, work
 if __name__ == "__main__":
-    run_cells(cells(Path({folder!r}), 40, seconds=0.5), work, Path({folder!r}) / "cells", jobs=2)
+    run_cells(cells(Path({folder!r}), 40, seconds=0.5), work, Path({folder!r}) / "cells", runner=Here(2))
 """
 
 

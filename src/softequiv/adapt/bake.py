@@ -34,8 +34,8 @@ def bake(model: Model, *, copy: bool = False, example: Any = None) -> Model:
     >>> type(plain).__name__, torch.equal(plain.weight, net.weight)
     ('Conv2d', True)
     """
-    check_written_out(model)
     expected = {weight.name: weight.value().detach().clone() for weight in soft_weights(model)}
+    check_written_out(model)
     before = outputs(model, example)
     plain = copying.deepcopy(model) if copy else model
     values: dict[nn.Module, dict[str, Tensor]] = {}

@@ -22,6 +22,7 @@ from safetensors.torch import save_file
 from torch import nn
 from torch.nn.utils.parametrize import type_before_parametrizations
 
+from softequiv._files import path_of, read_json
 from softequiv.adapt.checkpoint import RECIPE, WEIGHTS, load, load_tensors, read_tensors, save, stored_tensors
 from softequiv.errors import SoftEquivError
 from softequiv.nn import soft_weights
@@ -48,12 +49,14 @@ def open_model(name: str | Path, *, trust_remote_code: bool = False) -> nn.Modul
         ...
     softequiv.errors.SoftEquivError: there is no folder './no-such-folder'; give a folder with config.json and ...
     """
-    text = str(name)
+    text = str(path_of(name)) if not isinstance(name, str) else name
+    path_of(text)
     if text.startswith(TIMM):
         return open_timm(text.removeprefix(TIMM))
     folder = local_folder(text, trust_remote_code)
     config = read_config(folder)
     refuse_pickles(folder)
+    refuse_escapes(folder)
     with readable(folder):
         if "architecture" in config:
             return timm_folder(folder, config).eval()
@@ -158,8 +161,8 @@ def read_config(folder: Path) -> dict[str, Any]:
         remedy = "softequiv.load it into a model built in code" if recipe else "save_pretrained writes one"
         raise SoftEquivError(f"{folder} holds no {CONFIG}, so nothing says which model it is; {remedy}")
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as problem:
+        config = read_json(path.read_bytes())
+    except ValueError as problem:
         raise SoftEquivError(f"{path} is not JSON: {problem}; copy it again") from None
     if not isinstance(config, dict):
         raise SoftEquivError(f"{path} holds no configuration but {type(config).__name__}; copy it again")
@@ -179,6 +182,19 @@ def refuse_pickles(folder: Path) -> None:
     raise SoftEquivError(f"{folder} holds no weights; it needs {WEIGHTS}, as save_pretrained writes it")
 
 
+def refuse_escapes(folder: Path) -> None:
+    """The index of weights in several files names files of its own folder."""
+    for index in folder.glob("*.index.json"):
+        try:
+            told = read_json(index.read_bytes())
+            files = set(told["weight_map"].values())
+        except (ValueError, TypeError, KeyError, AttributeError) as problem:
+            raise SoftEquivError(f"{index} is no index of weights ({problem}); copy it again") from None
+        for name in files:
+            if not isinstance(name, str) or name != Path(name).name:
+                raise SoftEquivError(f"{index} names {name!r}, which leads out of its folder; do not trust this model")
+
+
 @contextlib.contextmanager
 def readable(folder: Path) -> Iterator[None]:
     """What goes wrong on opening, in one sentence."""
@@ -190,7 +206,7 @@ def readable(folder: Path) -> Iterator[None]:
         raise SoftEquivError(
             f"the weights in {folder} cannot be read, they may be cut short: {problem}; copy them again"
         ) from problem
-    except (OSError, ValueError, KeyError, RuntimeError, ImportError, AttributeError) as problem:
+    except Exception as problem:  # transformers and timm raise what their configurations make of theirs
         raise SoftEquivError(
             f"{folder} cannot be opened: {first_line(problem)} ({type(problem).__name__}); check {CONFIG} and the "
             "versions of the libraries"
@@ -224,6 +240,8 @@ def transformers_folder(folder: Path, entries: dict[str, Any], trust_remote_code
         folder, use_safetensors=True, trust_remote_code=trust_remote_code, output_loading_info=True
     )
     opened = type(model).__name__
+    broken = [name for name, value in model.named_parameters() if not value.isfinite().all()]
+    tell(set(broken), f"of {folder} hold NaN or infinity")
     tell(found["missing_keys"], f"are not in {folder}: {opened} starts with random values there")
     tell(found["unexpected_keys"], f"of {folder} have no place in {opened} and are left out")
     return model

@@ -95,6 +95,8 @@ def check_asked(
         raise GainError("within=... belongs to error=...; softness and gains need no range")
     if softness == {} or error == {}:
         raise GainError("an empty mapping names no weight; give names or patterns with their numbers")
+    if gain is not None and not isinstance(gain, Gain):
+        raise GainError(f"gain must be a gain, such as hard(1.0) or softness(0.5); got {gain!r}")
     if scope not in get_args(Scope):
         raise SoftEquivError(f"unknown scope {scope!r}; choose from {', '.join(map(repr, get_args(Scope)))}")
     if scope == "layer" and data is not None:
@@ -116,9 +118,12 @@ def chosen_gain(
 
 def value_for(name: str, values: float | Mapping[str, float]) -> float:
     """One number for all weights, or that of the first pattern that matches."""
-    if isinstance(values, Mapping):
-        return next(value for pattern, value in values.items() if matches(name, pattern))
-    return values
+    return values[first_match(name, values)] if isinstance(values, Mapping) else values
+
+
+def first_match(name: str, patterns: Iterable[str]) -> str:
+    """The pattern that decides on a weight."""
+    return next(pattern for pattern in patterns if matches(name, pattern))
 
 
 def matches(name: str, pattern: str) -> bool:
@@ -133,8 +138,12 @@ def matches(name: str, pattern: str) -> bool:
 def matching(names: Iterable[str], patterns: Iterable[str], skipped: Iterable[Skipped] = ()) -> set[str]:
     """The names that any pattern matches; a pattern that matches none is an error with the reason or close matches."""
     names = list(names)
+    if isinstance(patterns, str) or not isinstance(patterns, Iterable):
+        raise SoftEquivError(f"names and patterns are given as a list, such as ['*.weight']; got {patterns!r}")
     out: set[str] = set()
     for pattern in patterns:
+        if not isinstance(pattern, str):
+            raise SoftEquivError(f"weights are named by text, such as 'layer1' or '*.weight'; got {pattern!r}")
         hits = [name for name in names if matches(name, pattern)]
         if not hits:
             reason = next((item.reason for item in skipped if matches(item.name, pattern)), None)
@@ -220,6 +229,12 @@ def plan(
     what, values = ("softness", softness) if error is None else ("error", error)
     if isinstance(values, Mapping):
         named = matching(names, values, skipped)
+        idle = values.keys() - {first_match(name, values) for name in named}
+        if idle:
+            raise GainError(
+                f"the {what} of {min(idle)!r} would count for no weight, as patterns before it match all of them and the "
+                "first match counts: put it before them"
+            )
         skipped += [Skipped(name, f"no {what} given for it") for name in names if name in chosen - named]
         chosen &= named
     if not found:
@@ -247,7 +262,11 @@ def network_errors(
     model: nn.Module, found: list[Found], group: Group, target: float, within: float, data: Any
 ) -> tuple[Mapping[str, float], str]:
     """The errors of weights that share one target of the network, and what they do to its error in words."""
-    x = torch.cat(list(inputs_of(data, BATCH)))
+    parts = list(inputs_of(data, BATCH))
+    shapes = {tuple(part.shape[1:]) for part in parts}
+    if len(shapes) != 1:
+        raise SoftEquivError(f"scope='network' needs samples of one shape; data has {sorted(shapes) or 'none'}")
+    x = torch.cat(parts)
     shared = split(model, found, target, x, Moves(Pictures(), group, within), within)
     return shared.errors, f"network: mean KL {shared.before:.3g} before, {shared.after:.3g} after, on {len(x)} samples"
 

@@ -73,7 +73,9 @@ def _level(
     def shares(log_price: float) -> list[float]:
         return [min(1.0, max(TIGHTEST, ratio / math.exp(log_price))) for ratio in ratios]
 
-    low, high = (math.log(max(end, SMALLEST)) for end in (min(ratios), max(ratios) / TIGHTEST))
+    low, high = (
+        math.log(max(end, SMALLEST)) for end in (min(ratios, default=1.0), max(ratios, default=1.0) / TIGHTEST)
+    )
     network.limit(shares(high))
     left = network.error()
     if left > target:
@@ -94,8 +96,10 @@ class _Network:
 
     def __init__(self, model: nn.Module, found: Sequence[Found], x: Tensor, moves: Moves, within: float) -> None:
         self.model, self.found, self.x, self.moves, self.within = model, found, x, moves, within
-        self.places = [model.get_parameter(weight.name) for weight in found]
-        self.plain = [place.detach().clone() for place in self.places]
+        self.plain = [model.get_parameter(weight.name).detach().clone() for weight in found]
+        self.places = [value.clone() for value in self.plain]
+        for weight, place in zip(found, self.places, strict=True):  # its own, as softening unties what others share
+            setattr(model.get_submodule(weight.module), weight.attribute, nn.Parameter(place))
         self.views = [w.layout.read(value, w.rep) for w, value in zip(found, self.plain, strict=True)]
         self.own = [spectrum(w.rep).error(view, within) for w, view in zip(found, self.views, strict=True)]
         self.numbers = moves.cycle(0, len(x))
@@ -108,7 +112,7 @@ class _Network:
                 f"a target of the network is on the KL of class scores (N, K); this model answers with "
                 f"{tuple(y.shape)}: give the weights their errors, scope='layer'"
             )
-        return y
+        return y.double()  # targets may be finer than float32
 
     def error(self) -> float:
         """mean KL[F(x) || F(g x)]."""

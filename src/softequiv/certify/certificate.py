@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from softequiv._files import written_whole
+from softequiv._files import read_json, written_whole
 from softequiv._text import aligned
 from softequiv.adapt.bake import bake
 from softequiv.adapt.checkpoint import action_of
@@ -300,8 +300,8 @@ def read_range(entry: Mapping[str, Any]) -> float:
 def read(text: str, where: str) -> Certificate:
     """A certificate from JSON text; what is damaged is said."""
     try:
-        entries = json.loads(text)
-    except json.JSONDecodeError as problem:
+        entries = read_json(text)
+    except ValueError as problem:
         raise SoftEquivError(f"{where} is not JSON, it may be cut short: {problem}; certify the model again") from None
     if not isinstance(entries, dict) or entries.get("format") != FORMAT:
         raise SoftEquivError(f"{where} is not a certificate of format {FORMAT}; it needs the softequiv that wrote it")

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from softequiv._files import written_whole
+from softequiv._files import read_json, written_whole
 from softequiv._text import aligned
 from softequiv.actions import Acts, Moves, Pictures, Points, Still
 from softequiv.adapt.plan import as_group, range_of
@@ -246,6 +246,8 @@ def certify_data(
     if samples < 2:
         raise SoftEquivError(f"a bound needs at least 2 held-out samples, and some hundreds to say much; got {samples}")
     delta = (1 - confidence) / len(columns)
+    # data often come class by class, and a gambler who sees one class alone for long would win without being right
+    order = torch.randperm(samples, generator=generator)
     return StatisticalCertificate(
         group=group,
         within=reach,
@@ -256,7 +258,7 @@ def certify_data(
         confidence=confidence,
         clip=clip,
         seed=seed,
-        figures=tuple(bounded(name, torch.cat(values), delta, clip) for name, values in columns.items()),
+        figures=tuple(bounded(name, torch.cat(values)[order], delta, clip) for name, values in columns.items()),
         weights_sha256=model_digest(model),
         data_sha256=hashed.hexdigest(),
         versions=versions(),
@@ -291,6 +293,8 @@ def proportion_upper(successes: int, trials: int, delta: float) -> float:
 
 def mean_upper(values: Tensor, delta: float) -> float:
     """With confidence 1 - delta the expectation of independent `values` (n,) in [0, 1] is not larger.
+
+    Their order must say nothing of their sizes: shuffle samples that were sorted, for instance by class.
 
     A gambler who bets lambda_i on values below m owns K_t(m) = prod_{i <= t} (1 + lambda_i (m - x_i)). If the
     expectation were m or more, K would not grow on average, and would ever reach 1 / delta with probability delta at
@@ -435,8 +439,8 @@ def sealed(entries: Mapping[str, Any]) -> str:
 def read(text: str, where: str) -> StatisticalCertificate:
     """A certificate from JSON text; what is damaged is said."""
     try:
-        entries = json.loads(text)
-    except json.JSONDecodeError as problem:
+        entries = read_json(text)
+    except ValueError as problem:
         raise SoftEquivError(f"{where} is not JSON, it may be cut short: {problem}; certify the model again") from None
     if not isinstance(entries, dict) or (entries.get("kind"), entries.get("format")) != ("statistical", FORMAT):
         raise SoftEquivError(f"{where} is not a statistical certificate of format {FORMAT}")

@@ -32,20 +32,19 @@ def reproduce(
     scale: Scale = "small",
     *,
     out: Path = Path("results"),
-    jobs: int = 1,
     runner: Runner | None = None,
 ) -> Path:
     """Fill every cell that is not there, then write the page; the path of the page.
 
     `smoke` takes seconds and means nothing, `small` is what a workstation does on real data, `full` is the paper's own
     setting. Cells are kept in `out/cells` and used again; the runner computes those that are missing, by default this
-    machine with `jobs` at a time.
+    machine, one after another.
     """
     if scale not in get_args(Scale):
         raise SoftEquivError(f"the scales are {', '.join(get_args(Scale))}; got {scale!r}")
     cells = experiment.cells(scale)
     kept = out / "cells" / f"{cells[0].experiment}-{scale}"  # a figure may show the cells of a table
-    rows = run_cells(cells, experiment.work, kept, jobs=jobs, runner=runner)
+    rows = run_cells(cells, experiment.work, kept, runner=runner)
     return write_page(experiment.page(rows, scale), rows, out, f"{experiment.name}-{scale}")
 
 

@@ -83,19 +83,17 @@ class Runner(Protocol):
         """Who is at work now, in a few words; None where the cells run in this process and show their own progress."""
 
 
-def run_cells(
-    cells: Sequence[Cell], work: Work, folder: Path, *, jobs: int = 1, runner: Runner | None = None
-) -> list[Row]:
+def run_cells(cells: Sequence[Cell], work: Work, folder: Path, *, runner: Runner | None = None) -> list[Row]:
     """All rows, in the order of the cells: read where there is a file, computed by `work(settings)` where not.
 
-    `work` is a function of a module, which processes can import; the runner is by default this machine, with `jobs`
-    cells side by side. A cell that fails does not stop the others; those that failed are named at the end.
+    `work` is a function of a module, which processes can import; the runner is by default this machine, one
+    cell after another. A cell that fails does not stop the others; those that failed are named at the end.
     """
     folder.mkdir(parents=True, exist_ok=True)
     waiting = [cell for cell in cells if read_row(folder, cell) is None]
     if done := len(cells) - len(waiting):
         print(f"{done} of {len(cells)} cells are there already", flush=True)
-    chosen = runner or Here(jobs)
+    chosen = runner or Here()
     failed: list[str] = []
     with watched(len(waiting), chosen.standing) as tell:
         for cell, problem in chosen(waiting, work, folder):

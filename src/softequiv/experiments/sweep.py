@@ -16,7 +16,7 @@ from torch import nn
 from softequiv._files import written_whole
 from softequiv.actions import Moves
 from softequiv.adapt import soften
-from softequiv.adapt.opening import open_model
+from softequiv.adapt.opening import TIMM, open_model
 from softequiv.baselines.augmentation import Augmented
 from softequiv.certify import certify
 from softequiv.errors import SoftEquivError
@@ -65,8 +65,6 @@ class Grid:
     stops: list[dict[str, Any]] = field(init=False)
 
     def __post_init__(self) -> None:
-        for group in self.groups:
-            parse_group(group)
         if self.within is not None:
             parse_range(self.within)
         if self.error and self.within is None:
@@ -76,9 +74,11 @@ class Grid:
         if (self.turned or self.new_head) and self.recipe is None:
             raise SoftEquivError("turned pictures and a new head belong to training; give a recipe, or its epochs")
         stops = [{dial: float(value)} for dial in DIALS for value in getattr(self, dial)]
-        for name, found in (("models", self.models), ("groups", self.groups), ("softness or error", stops)):
+        wanted = {"models": self.models, "groups": self.groups, "softness or error": stops, "seeds": range(self.seeds)}
+        for name, found in wanted.items():
             if not found:
                 raise SoftEquivError(f"a sweep goes through {name}, and none was given")
+        object.__setattr__(self, "groups", [parse_group(group).name for group in self.groups])
         object.__setattr__(self, "stops", stops)
 
     def cells(self) -> list[Cell]:
@@ -95,20 +95,21 @@ class Grid:
             "size": self.size,
         }
         given = {name: value for name, value in shared.items() if value is not None}
-        return [
-            Cell(NAME, {**sources[model], "group": group, **stop, **given, "seed": seed})
-            for model, group, stop, seed in itertools.product(self.models, self.groups, self.stops, range(self.seeds))
-        ]
+        every = itertools.product(self.models, self.groups, self.stops, range(self.seeds))
+        cells = (
+            Cell(NAME, {**sources[m], "group": group, **stop, **given, "seed": seed}) for m, group, stop, seed in every
+        )
+        return list({cell.key: cell for cell in cells}.values())  # what was said twice is one
 
 
-def sweep(grid: Grid, out: Path, *, jobs: int = 1, runner: Runner | None = None) -> list[Row]:
+def sweep(grid: Grid, out: Path, *, runner: Runner | None = None) -> list[Row]:
     """Fill the cells of a grid; their rows, also as sweep.csv, sweep.json and sweep.md in the folder.
 
     Cells that are there are used again. The files tell those that are done, even where others failed.
     """
     cells = grid.cells()
     try:
-        return run_cells(cells, work, out / "cells", jobs=jobs, runner=runner)
+        return run_cells(cells, work, out / "cells", runner=runner)
     finally:
         rows = [row for row in (read_row(out / "cells", cell) for cell in cells) if row is not None]
         if rows:
@@ -157,7 +158,8 @@ def source(text: str, *, whole: bool, name: str = "model") -> dict[str, Any]:
     of all files, and of what they hold if `whole`. Names of the hub and of timm stand for themselves."""
     kind, colon, rest = text.partition(":")
     prefix, path = ("", Path(text)) if Path(text).exists() or not colon else (f"{kind}:", Path(rest))
-    if not path.exists():
+    path = path.expanduser()
+    if text.startswith(TIMM) or not path.exists():
         return {name: text}
     files = sorted(found for found in path.rglob("*") if found.is_file()) if path.is_dir() else [path]
     digest = hashlib.sha256()
@@ -191,10 +193,16 @@ def write(rows: Sequence[Row], total: int, folder: Path) -> None:
 def table(rows: Sequence[Row]) -> Table:
     """Figures over models, groups and stops: mean and spread over seeds."""
     names = list(dict.fromkeys(name for row in rows for name in numbers(row)))
+    models = {row["model"] for row in rows}
+    short = {model: Path(model).name for model in models}
+    alike = len(set(short.values())) < len(models)  # as trainings are, which write each a folder `model`
     grouped: dict[tuple[str, ...], list[Row]] = {}
     for row in rows:
-        grouped.setdefault((Path(row["model"]).name, row["group"], stop(row.settings)), []).append(row)
-    lines = [[*key, *cells_of(names, found)] for key, found in grouped.items()]
+        grouped.setdefault((row["model"], row["group"], stop(row.settings)), []).append(row)
+    lines = [
+        [model if alike else short[model], group, dial, *cells_of(names, found)]
+        for (model, group, dial), found in grouped.items()
+    ]
     return Table("Mean and standard deviation over seeds.", ["model", "group", "dial", *names], lines)
 
 
@@ -213,4 +221,4 @@ def numbers(row: Row) -> Mapping[str, float]:
 def stop(settings: Settings) -> str:
     """Where the dial stands."""
     dial = next(name for name in DIALS if name in settings)
-    return f"{dial} {settings[dial]:g}" + (f" within {settings['within']}" if dial == "error" else "")
+    return f"{dial} {settings[dial]:.12g}" + (f" within {settings['within']}" if dial == "error" else "")

@@ -18,6 +18,7 @@ from softequiv.errors import SoftEquivError
 
 MEMORY = 0.9  # of the running error, per measurement
 STEEPEST = 1.0  # an error of twice the target or more raises the price no faster: it has a long way to fall back
+FEWEST = 2  # samples of a measurement: batch norms have no statistics of one
 STATE = ("price", "error", "calls")
 
 
@@ -29,10 +30,11 @@ class HeldByMeasurement:
 
     with D as in `Penalised`: "kl" as iErr has it, or "squared". The price is in units of the loss, and so means the
     same for every target and divergence; an error below the target costs nothing, and training is then plain. The error
-    is measured at every `every`-th call, on the first `share` of the batch, and its term counts `every`-fold there:
-    1 + share / every forward passes a step on average, 1.125 by default. A little at every step holds better than much
-    at some: clipping of gradients and Adam both cut the rare large term down. Measured are training batches in training
-    mode: dropout adds to the error, and what data not seen in training have must be measured on them.
+    is measured at every `every`-th call, on the first `share` of the batch (two samples at least), and its term counts
+    `every`-fold there: 1 + share / every forward passes a step on average, 1.125 by default. A little at every step
+    holds better than much at some: clipping of gradients and Adam both cut a rare large term down. Measured are
+    training batches in training mode: dropout adds to the error, and what data not seen in training have must be
+    measured on them.
 
     `price`, the running mean `error` and the number of `calls` are its state: `state_dict` and `load_state_dict` carry
     it over an interruption. Where there are many processes they share one price, that of their mean error.
@@ -99,7 +101,7 @@ class HeldByMeasurement:
         self.calls += 1
         if not due:
             return answers.new_zeros(())
-        count = math.ceil(self.share * len(x))
+        count = min(len(x), max(FEWEST, math.ceil(self.share * len(x))))
         chosen = self.moves.draw(count, generator)
         moved = tensor_of(model(self.moves(x[:count], chosen)))
         error = self._measured.penalty(answers[:count], moved, chosen)

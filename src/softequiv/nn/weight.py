@@ -219,6 +219,8 @@ def soften_weight(module: nn.Module, attribute: str, soft: Soft, mode: Mode = "p
 
 def soft_weights(model: nn.Module) -> Iterator[SoftWeight]:
     """All soft weights of a model, in the order of its modules."""
+    if not isinstance(model, nn.Module):
+        raise SoftEquivError(f"model must be a torch module; got {type(model).__name__}: wrap a function in one")
     for prefix, module in model.named_modules():
         dot = f"{prefix}." if prefix else ""
         if parametrize.is_parametrized(module):

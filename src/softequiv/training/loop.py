@@ -287,7 +287,8 @@ class _Run:
 
     def _evaluate(self, epoch: int, loss: float) -> None:
         with self.average.worn() if self.average else nullcontext():
-            own = self.task.figures(self.model, self.task.validation, self.moves, batch=2 * self.recipe.batch)
+            with self.accelerator.autocast():  # as training has it
+                own = self.task.figures(self.model, self.task.validation, self.moves, batch=2 * self.recipe.batch)
             figures = self._of_all(own)[0]  # processes that round otherwise must not choose otherwise
             for module in self.model.modules():
                 if isinstance(module, FSDPModule):

@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.optim import Optimizer
 
-from softequiv._files import written_whole
+from softequiv._files import read_json, written_whole
 from softequiv.errors import SoftEquivError
 
 WHOLE = StateDictOptions(full_state_dict=True)  # whole tensors under plain names
@@ -105,11 +105,11 @@ def read(path: Path) -> tuple[dict[str, Tensors], dict[str, Any]]:
     parts: dict[str, Tensors] = {}
     try:
         with safe_open(path, framework="pt") as file:
-            told = json.loads((file.metadata() or {})["training"])
+            told = read_json((file.metadata() or {})["training"])
             for name in file.keys():  # noqa: SIM118
                 part, _, rest = name.partition("/")
                 parts.setdefault(part, {})[rest] = file.get_tensor(name)
-    except (SafetensorError, OSError, KeyError, json.JSONDecodeError) as problem:
+    except (SafetensorError, OSError, KeyError, ValueError) as problem:
         raise SoftEquivError(
             f"{path} is no saved training that can be read ({problem}); remove it to start anew"
         ) from problem
