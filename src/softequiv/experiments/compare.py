@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -140,8 +140,3 @@ def trade_off(name: str, panels: Mapping[str, Curves], gain: str, error: str, *,
 
     alt = f"{gain} against {error} for {', '.join(arms)}; up and to the left is better"
     return Figure(name, alt, draw, (3.6 * len(panels) + 1.4, 3.6))
-
-
-def stops_table(found: Curves, tell: Callable[[str, Stop], Sequence[str]]) -> list[list[str]]:
-    """Lines of a table, one for each stop."""
-    return [[arm, f"{stop.dial:g}", *tell(arm, stop)] for arm, stops in found.items() for stop in stops]
