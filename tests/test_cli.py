@@ -316,6 +316,8 @@ ERRORS = [
     (("certify", "soft", "--verify", "page.json", "-o", "x"), 2, "--verify takes everything from the certificate"),
     (("certify", "soft", "--confidence", "0.9"), 2, "--confidence belongs to --data"),
     (("certify", "soft", "--images", "loose", "--data", "loose"), 2, "give one"),
+    (("certify", "soft", "--action", "pixels", "--data", "loose"), 2, "give one"),
+    (("plan", "vit", "-g", "C4", "-e", "1", "-w", "30deg", "--scope", "both", "-d", "loose"), 3, "unknown scope"),
     (("certify", "soft", "--data", "loose", "--confidence", "2"), 3, "between 0 and 1"),
     (("plan", "vit", "-g", "C4", "-e", "0.1", "-w", "30deg", "--scope", "network"), 2, "belong together"),
     (("plan", "vit", "-g", "C4", "-e", "0.1", "-w", "30deg", "--scope", "x"), 3, "unknown scope 'x'"),

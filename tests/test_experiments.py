@@ -68,6 +68,9 @@ def test_a_cell_that_fails_is_named_and_the_others_are_kept(tmp_path):
     with pytest.raises(SoftEquivError, match=r"1 of 4 cells failed.*number=2.*no such luck"):
         run_cells(cells(tmp_path, fails=2), work, tmp_path / "cells")
     assert sum(read_row(tmp_path / "cells", cell) is not None for cell in cells(tmp_path, fails=2)) == 3
+    assert len(list((tmp_path / "cells").glob("*.error.txt"))) == 1
+    run_cells(cells(tmp_path, fails=2), lambda settings: {}, tmp_path / "cells")  # mended
+    assert not list((tmp_path / "cells").glob("*.error.txt"))
 
 
 @pytest.mark.slow

@@ -157,6 +157,7 @@ def test_state_survives_an_interruption() -> None:
         ({"target": 0}, "softness=0"),
         ({"target": math.nan}, "above 0"),
         ({"target": 1, "rate": -1}, "rate"),
+        ({"target": 1, "rate": 0}, "got 0$"),
         ({"target": 1, "every": 0}, "1 or more"),
         ({"target": 1, "share": 1.5}, "up to 1"),
         ({"target": 1, "divergence": "l2"}, "unknown divergence"),

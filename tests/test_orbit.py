@@ -8,7 +8,7 @@ from torch import nn
 
 import softequiv as se
 from softequiv.actions import Pictures
-from softequiv.errors import GroupError
+from softequiv.errors import GroupError, SoftEquivError
 from softequiv.holding import Mixture, OrbitMean, total_variation
 
 
@@ -57,3 +57,12 @@ def test_training_costs_one_pass_and_moves_each_sample_by_its_own_element() -> N
 def test_an_infinite_group_is_refused() -> None:
     with pytest.raises(GroupError, match=r"needs a finite group; SO\(2\) is not"):
         OrbitMean(nn.Identity(), se.SO(2), Pictures())
+
+
+def test_a_group_may_be_named_and_answers_that_have_places_are_refused() -> None:
+    x = torch.randn(2, 1, 4, 4)
+    assert OrbitMean(nn.Sequential(nn.Flatten(), nn.Linear(16, 3)), "C4", Pictures()).eval()(x).shape == (2, 3)
+    maps = OrbitMean(nn.Conv2d(1, 3, 1), "C4", Pictures())
+    for mode in (True, False):
+        with pytest.raises(SoftEquivError, match=r"answers with \(2, 3, 4, 4\)"):
+            maps.train(mode)(x)

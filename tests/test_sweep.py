@@ -106,6 +106,28 @@ def test_what_a_folder_holds_is_part_of_a_cell(home: Path, tmp_path: Path) -> No
     (home / "classes" / "class0" / "more.png").unlink()
 
 
+def test_models_of_one_name_are_not_averaged_and_what_is_said_twice_is_one_cell(home: Path, tmp_path: Path) -> None:
+    for number, scale in enumerate((1.0, 3.0)):
+        model = CASES["vit"].model()
+        model.vit.embeddings.position_embeddings.data[..., ::2] *= scale
+        model.save_pretrained(tmp_path / f"run{number}" / "model")  # as trainings write them
+    models = [str(tmp_path / f"run{number}" / "model") for number in (0, 1, 1)]
+    rows = sweep(Grid(models, ["C4", "C(4)"], softness=[0.5, 0.5, 0.5000001]), tmp_path / "out")
+    assert len(rows) == len({str(row.settings) for row in rows}) == 2 * 1 * 2
+    lines = swept.table(rows).rows
+    assert len(lines) == 4 and {line[0] for line in lines} == set(models)
+
+
+def test_a_name_of_timm_is_no_folder_and_the_home_folder_is_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "vit").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert source("timm:vit", whole=True) == {"model": "timm:vit"}
+    assert source("~/vit", whole=True) == source("vit", whole=True) != {"model": "vit"}
+
+
 def test_cells_that_fail_are_named_and_the_others_are_told(home: Path, tmp_path: Path) -> None:
     grid = Grid([str(home / "vit"), "./nowhere"], ["C4"], softness=[0.5])
     with pytest.raises(SoftEquivError, match=r"1 of 2 cells failed.*nowhere"):
@@ -127,6 +149,8 @@ def test_cells_that_fail_are_named_and_the_others_are_told(home: Path, tmp_path:
         (("-g", "C4", "-s", "0.1", "--rate", "1"), 2, "--batch and --rate belong to training"),
         (("-g", "C4", "-s", "0.1", "--on", "moon"), 2, "cells are computed here or on ray; got --on moon"),
         (("-g", "C4", "-s", "0.1", "--address", "auto"), 2, "add --on ray"),
+        (("-g", "C4", "-s", "0.1", "--gpus", "1"), 2, "add --on ray"),
+        (("-g", "C4", "-s", "0.1", "--on", "ray", "--jobs", "2"), 2, "--jobs are processes here"),
         (("-s", "0.1"), 2, "Missing option"),
     ],
 )

@@ -90,6 +90,15 @@ def test_errors_of_their_own_survive_saving_loading_and_baking(tmp_path: Path) -
         ({"softness": 0.1, "within": None, "scope": "network", "data": torch.zeros(2, 1, 8, 8)}, "give error"),
         ({"error": 0.0, "scope": "network", "data": torch.randn(2, 1, 8, 8)}, "above 0"),
         ({"error": 0.1, "scope": "network", "data": "pictures"}, "cannot read data"),
+        ({"error": 0.1, "scope": "network", "data": torch.rand(0, 1, 8, 8)}, "samples of one shape; data has none"),
+        (
+            {"error": 0.1, "scope": "network", "data": [torch.rand(2, 1, 8, 8), torch.rand(2, 1, 9, 9)]},
+            r"samples of one shape; data has \[\(1, 8, 8\), \(1, 9, 9\)\]",
+        ),
+        ({"error": 0.1, "scope": "network", "data": torch.rand(5, 1, 8, 8), "skip": ["*"]}, "leave none of 3 weights"),
+        ({"error": {"0": 0.1}, "only": ["2"]}, "leave none of 3 weights to soften"),
+        ({"error": {"*.weight": 0.3, "0": 0.1}}, "of '0' would count for no weight.*put it before them"),
+        ({"error": {0: 0.1}}, "named by text"),
     ],
 )
 def test_wrong_targets_are_refused_and_change_nothing(asked: dict[str, Any], sentence: str) -> None:
@@ -137,6 +146,32 @@ def test_the_target_carries_over_to_samples_that_were_not_measured(reader: nn.Mo
     target = 0.1 * measured(reader, x[:300], group, reach)
     soft = se.soften(copy.deepcopy(reader), group, error=target, within=reach, scope="network", data=x[:300])
     assert measured(soft, x[300:], group, reach) < 1.5 * target
+
+
+class Tied(nn.Module):
+    """Two kernels in one tensor, under a head that sees places."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = nn.Conv2d(1, 1, 3, padding=1), nn.Conv2d(1, 1, 3, padding=1)
+        self.second.weight = self.first.weight
+        self.head = nn.Linear(2, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.second(x + torch.relu(self.first(x))))
+        answers: Tensor = 5 * self.head(torch.cat([x.mean((2, 3)), x.amax((2, 3))], 1))
+        return answers
+
+
+@pytest.mark.parametrize("only", [["first"], ["second"], None])
+def test_a_weight_that_is_shared_is_measured_as_it_will_be_softened(only: Any) -> None:
+    model, x, group, reach = Tied(), torch.randn(200, 1, 8, 8), se.C(4), se.degrees(90)
+    alone = se.soften(copy.deepcopy(model), group, softness=0, only=only)
+    before, least = measured(model, x, group, reach), measured(alone, x, group, reach)
+    target = (before + least) / 2
+    se.soften(model, group, error=target, within=reach, scope="network", data=x, only=only)
+    assert 0.9 * target < measured(model, x, group, reach) <= 1.001 * target
 
 
 def test_the_form_of_the_data_does_not_matter(reader: nn.Module) -> None:

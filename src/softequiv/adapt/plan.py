@@ -232,8 +232,8 @@ def plan(
         idle = values.keys() - {first_match(name, values) for name in named}
         if idle:
             raise GainError(
-                f"the {what} of {min(idle)!r} would count for no weight, as patterns before it match all of them and the "
-                "first match counts: put it before them"
+                f"the {what} of {min(idle)!r} would count for no weight: patterns before it match them all, and the "
+                "first match counts; put it before them"
             )
         skipped += [Skipped(name, f"no {what} given for it") for name in names if name in chosen - named]
         chosen &= named
@@ -242,6 +242,8 @@ def plan(
             f"no weight of {type(model).__name__} lives on a grid under {setting.group}: {_reasons(skipped)}"
         )
     found = [finding for finding in found if finding.name in chosen]
+    if not found:
+        raise SoftEquivError(f"only, skip and what is named leave none of {len(names)} weights to soften; choose again")
     parameters = dict(model.named_parameters(remove_duplicate=False))
     for finding in found:
         if finding.name not in parameters:

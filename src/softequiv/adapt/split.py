@@ -46,7 +46,7 @@ def split(model: nn.Module, found: Sequence[Found], target: float, x: Tensor, mo
         min -sum_l d_l log t_l   where   sum_l c_l t_l <= level:    t_l = min(1, d_l / (price c_l)),
 
     so that all limited weights pay the same marginal cost per error. The price is found by bisection such that the
-    softened network, measured, meets the target: first order decides between the weights, not on the level. 2 L + 14
+    softened network, measured, meets the target: first order decides between the weights, not on the level. 2 L + 15
     measurements of two forward passes over x, on a copy of the model.
     """
     if not (isinstance(target, (int, float)) and 0 < target < math.inf):
@@ -73,9 +73,7 @@ def _level(
     def shares(log_price: float) -> list[float]:
         return [min(1.0, max(TIGHTEST, ratio / math.exp(log_price))) for ratio in ratios]
 
-    low, high = (
-        math.log(max(end, SMALLEST)) for end in (min(ratios, default=1.0), max(ratios, default=1.0) / TIGHTEST)
-    )
+    low, high = (math.log(max(end, SMALLEST)) for end in (min(ratios), max(ratios) / TIGHTEST))
     network.limit(shares(high))
     left = network.error()
     if left > target:
@@ -95,14 +93,14 @@ class _Network:
     """A copy of the model whose weights are changed, and measured."""
 
     def __init__(self, model: nn.Module, found: Sequence[Found], x: Tensor, moves: Moves, within: float) -> None:
-        self.model, self.found, self.x, self.moves, self.within = model, found, x, moves, within
+        self.model, self.found, self.x, self.within = model, found, x, within
+        self.moved = moves(x, moves.cycle(0, len(x)))
         self.plain = [model.get_parameter(weight.name).detach().clone() for weight in found]
         self.places = [value.clone() for value in self.plain]
         for weight, place in zip(found, self.places, strict=True):  # its own, as softening unties what others share
             setattr(model.get_submodule(weight.module), weight.attribute, nn.Parameter(place))
         self.views = [w.layout.read(value, w.rep) for w, value in zip(found, self.plain, strict=True)]
         self.own = [spectrum(w.rep).error(view, within) for w, view in zip(found, self.views, strict=True)]
-        self.numbers = moves.cycle(0, len(x))
 
     def answers(self, x: Tensor) -> Tensor:
         """F(x), (N, K), in batches."""
@@ -116,7 +114,7 @@ class _Network:
 
     def error(self) -> float:
         """mean KL[F(x) || F(g x)]."""
-        return float(kl_divergence(self.answers(self.x), self.answers(self.moves(self.x, self.numbers)), 1).mean())
+        return float(kl_divergence(self.answers(self.x), self.answers(self.moved), 1).mean())
 
     def write(self, number: int, view: Tensor) -> None:
         """Give a weight other values on its group axes."""

@@ -43,7 +43,7 @@ def plan_command(
     within: options.Within = None,
     scope: options.Scope = "layer",
     data: options.ScopeData = None,
-    limit: options.Limit = None,
+    limit: options.Most = 256,
     only: options.Only = None,
     skip: options.Skip = None,
     action: options.ActionName = "exact",
@@ -70,7 +70,7 @@ def soften_command(
     within: options.Within = None,
     scope: options.Scope = "layer",
     data: options.ScopeData = None,
-    limit: options.Limit = None,
+    limit: options.Most = 256,
     mode: options.Mode = "parametrize",
     only: options.Only = None,
     skip: options.Skip = None,
@@ -120,8 +120,8 @@ def certify_command(
         return verified(verify, opened(model, trust_remote_code), data, size, limit)
     if data is None and confidence is not None:
         raise typer.BadParameter("--confidence belongs to --data, the held-out pictures")
-    if data is not None and images is not None:
-        raise typer.BadParameter("--images belongs to a certificate of weights, --data to one of answers; give one")
+    if data is not None and (images is not None or action != "exact"):
+        raise typer.BadParameter("--images and --action are for a certificate of weights, --data for answers; give one")
     asked_group, asked_range = read_group(group), read_range(within)
     net = opened(model, trust_remote_code)
     asked_group = asked_group or own_group(net)
@@ -169,7 +169,7 @@ def kept(
     return Answer({**entries, "out": str(out)}, (*shown, Text(f"written to {out}")))
 
 
-def some_pictures(folder: Path | None, net: nn.Module, size: int | None, limit: int | None) -> Images | None:
+def some_pictures(folder: Path | None, net: nn.Module, size: int | None, limit: int) -> Images | None:
     """The pictures of a folder, if one was given."""
     return None if folder is None else open_images(folder, net, size=size, limit=limit)
 

@@ -76,10 +76,11 @@ def runner_of(on: str, jobs: int, address: str | None, cpus: float, gpus: float,
     from softequiv.experiments.cells import Here
     from softequiv.experiments.ray_cells import OnRay
 
-    if on == "ray":
-        return OnRay(address, cpus, gpus, retries)
-    if on != "here":
+    here, cluster = Here(jobs), OnRay(address, cpus, gpus, retries)
+    if on not in ("here", "ray"):
         raise typer.BadParameter(f"cells are computed here or on ray; got --on {on}")
-    if address is not None:
-        raise typer.BadParameter("--address is that of a Ray cluster; add --on ray")
-    return Here(jobs)
+    if on == "here" and cluster != OnRay():
+        raise typer.BadParameter("--address, --cpus, --gpus and --retries are of a Ray cluster; add --on ray")
+    if on == "ray" and here != Here():
+        raise typer.BadParameter("--jobs are processes here; on Ray --cpus and --gpus say how many cells run at once")
+    return here if on == "here" else cluster

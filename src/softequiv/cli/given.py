@@ -7,7 +7,7 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 import typer
 from torch import nn
@@ -72,7 +72,7 @@ def asked(
     data: Path | None = None,
 ) -> dict[str, Any]:
     """What `plan` and `soften` of the library take, from what a shell gives; the pictures are not opened yet."""
-    if (scope == "network") != (data is not None):
+    if scope in get_args(Scope) and (scope == "network") != (data is not None):
         raise typer.BadParameter("--scope network and --data, the pictures to measure it on, belong together")
     if (softness is None) == (error is None) or (error is None) != (within is None):
         raise typer.BadParameter("say how equivariant in one way: --softness, or --error together with --within")

@@ -178,6 +178,7 @@ def keep(cell: Cell, told: Told, folder: Path) -> str:
         return str(told["problem"])
     with written_whole(folder / f"{cell.key}.json") as part:
         part.write_text(json.dumps(told, indent=1))
+    (folder / f"{cell.key}.error.txt").unlink(missing_ok=True)  # of an earlier try
     return ""
 
 

@@ -61,10 +61,9 @@ class HeldByMeasurement:
     ) -> None:
         for name, value in (("target", target), ("rate", rate)):
             if not (isinstance(value, (int, float)) and 0 < value < math.inf):
-                raise SoftEquivError(
-                    f"the {name} must be a finite number above 0; got {value!r}"
-                    + (": for an error of 0, constrain the weights (softness=0)" if value == 0 else "")
-                )
+                nothing = (name, value) == ("target", 0)
+                remedy = ": for an error of 0, constrain the weights (softness=0)" if nothing else ""
+                raise SoftEquivError(f"the {name} must be a finite number above 0; got {value!r}{remedy}")
         if not (isinstance(every, int) and every >= 1):
             raise SoftEquivError(f"every counts steps between measurements, 1 or more; got {every!r}")
         if not 0 < share <= 1:

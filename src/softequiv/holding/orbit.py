@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from softequiv.actions import Acts, Moves
+from softequiv.adapt.plan import as_group
 from softequiv.asking import tensor_of
-from softequiv.errors import GroupError
+from softequiv.errors import GroupError, SoftEquivError
 from softequiv.groups import Group
 
 
@@ -34,8 +35,9 @@ class OrbitMean(nn.Module):
     True
     """
 
-    def __init__(self, model: nn.Module, group: Group, acts: Acts) -> None:
+    def __init__(self, model: nn.Module, group: Group | str, acts: Acts) -> None:
         super().__init__()
+        group = as_group(group)
         if not math.isfinite(group.order):
             raise GroupError(
                 f"a mean over an orbit needs a finite group; {group} is not: take C(4), or D(4) with flips"
@@ -44,12 +46,22 @@ class OrbitMean(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.training:
-            return tensor_of(self.model(self.moves(x, self.moves.draw(len(x)))))
-        every = (tensor_of(self.model(self.moves.acts(x, h))) for h in self.moves.elements)
+            return self.scores(self.moves(x, self.moves.draw(len(x))))
+        every = (self.scores(self.moves.acts(x, h)) for h in self.moves.elements)
         wide = (scores if scores.dtype == torch.float64 else scores.float() for scores in every)
         return torch.logsumexp(torch.stack([torch.log_softmax(scores, 1) for scores in wide]), 0) - math.log(
             len(self.moves)
         )
+
+    def scores(self, x: Tensor) -> Tensor:
+        """F(x), (N, K)."""
+        found = tensor_of(self.model(x))
+        if found.ndim != 2:
+            raise SoftEquivError(
+                f"a mean over an orbit is of class scores (N, K), which stand still; this model answers with "
+                f"{tuple(found.shape)}, and what has places moves with the input"
+            )
+        return found
 
     def extra_repr(self) -> str:
         return f"group={self.moves.group}"
