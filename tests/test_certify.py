@@ -11,6 +11,7 @@ from torch import nn
 import softequiv as se
 from draws import ALL_GROUPS, leaves
 from softequiv.certify import Certificate, certify
+from softequiv.certify.modelled import turn
 from softequiv.certify.operator import spectral_norm
 from softequiv.certify.weight import Located, certified, rounding_of
 from softequiv.nn import Layout, SoftConv2d, SoftLinear, SoftTable
@@ -429,11 +430,17 @@ def test_the_modelled_action_is_compared_with_true_rotations():
     images = smooth_images(4, 64)
     large, small = certify(net, se.degrees(30), images=images).gaps
     assert (large.grid, small.grid) == ("7x7", "3x3")
+    assert str(large).startswith("7x7: differs from a bicubic rotation by ")
     assert 0 < large.half < large.edge < 0.35  # turned the other way it would be above 0.5
     noise = certify(net, se.degrees(30), images=torch.rand(4, 3, 64, 64)).gaps
     assert noise[0].edge > 2 * large.edge
     assert certify(net, group="C4", images=images).gaps[0].edge == 0
     assert "smaller than its surroundings" in str(certify(net, se.degrees(30), images=images[..., :8, :8]))
+
+
+def test_the_far_end_of_a_range_of_steps_is_its_last_step():
+    group = se.C(8)
+    assert [turn(group, group.reach(se.degrees(45 * steps))).length for steps in (1, 2, 3)] == [1, 2, 3]
 
 
 def test_tables_are_compared_on_whole_images():
@@ -450,6 +457,8 @@ def test_the_table_says_what_is_certified_and_what_is_not():
     assert "sha256" in text and "give images=" in text
     one = se.soften(nn.Sequential(nn.Conv2d(2, 2, 3), nn.Linear(2, 2)), "SO(2)", softness=0.5)
     assert "not certified: 1 other weight (1.weight), normalisation" in str(certify(one, se.degrees(30)))
+    three = se.soften(nn.Sequential(nn.Conv2d(2, 2, 3), *(nn.Linear(2, 2) for _ in range(3))), "SO(2)", softness=0.5)
+    assert "3 other weights (1.weight, 2.weight, 3.weight), normalisation" in str(certify(three, se.degrees(30)))
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 import softequiv as se
 from draws import COMPACT, FINITE, distance, level_gains, weight, weight_reps
 from softequiv.errors import GainError, GroupError, RepresentationError
+from softequiv.gains.cone import least_distortion_gain
 
 seeds = st.integers(0, 2**31)
 WITHIN = 1.2
@@ -130,6 +131,19 @@ def test_the_schur_rule_equals_the_paper_block_by_block(xs, ys, b, s, seed):
     assert torch.allclose(se.schur(b, s)(theta, rep), plain_schur(theta, xs, ys, b, s), atol=1e-10)
 
 
+@pytest.mark.parametrize("unit", [1.0, 1e9])
+def test_the_schur_rule_is_the_same_in_every_unit_of_the_generator(unit):
+    """Speeds 0, 1 and 3, turned out of the axes: a cut-off at their largest sum keeps all, whatever rounding says."""
+    plane = torch.tensor([[0.0, 1.0], [-1.0, 0.0]], dtype=torch.float64)
+    speeds = torch.block_diag(torch.zeros(1, 1), plane, 3 * plane)
+    for _ in range(8):
+        axes, w = torch.linalg.qr(torch.randn(5, 5, dtype=torch.float64))[0], torch.randn(5, 5, dtype=torch.float64)
+        group = se.group_from(lie=[unit * axes @ speeds @ axes.T], name="three speeds")
+        rep = se.vector(group) >> se.vector(group)
+        torch.testing.assert_close(se.schur(6 * unit)(w, rep), w)
+        assert float((se.schur(4 * unit)(w, rep) - w).norm()) > 0.01
+
+
 def test_the_schur_rule_composes_generators_and_says_where_that_is_approximate():
     v = se.vector(se.SO(3))
     rep = v >> v
@@ -233,6 +247,14 @@ def test_the_cone_projection_is_idempotent_and_homogeneous(rep, eta, seed):
     once = project(w)
     assert float((project(once) - once).norm()) < 1e-6 * max(1e-9, float(w.norm()))
     assert float((project(3 * w) - 3 * once).norm()) < 1e-6 * float(w.norm())
+
+
+@pytest.mark.parametrize("size", [1e-6, 1.0, 1e6])
+def test_the_boundary_of_the_cone_is_as_thin_for_large_energies_as_for_small_ones(size):
+    below, outside = (size * torch.tensor([1, 1 + more], dtype=torch.float64) for more in (1e-13, 1e-7))
+    ratio = torch.tensor([0.5, 1.5], dtype=torch.float64)
+    assert least_distortion_gain(below, ratio).tolist() == [1, 1]
+    assert float(least_distortion_gain(outside, ratio)[1]) == pytest.approx(1 - 2.5e-8, abs=1e-12)
 
 
 def test_weights_at_the_edges_of_floating_point_stay_finite():

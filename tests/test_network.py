@@ -350,6 +350,17 @@ def test_a_picture_with_a_border_at_one_end_can_be_flattened():
     assert 0.05 < worst <= 1
 
 
+@pytest.mark.parametrize("group", ["D1", "Reflection"])
+def test_where_columns_alone_are_flipped_rows_may_differ_at_their_ends(group):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.ZeroPad2d((0, 0, 1, 0)), nn.Conv2d(1, 2, 3, bias=False)).double()
+    x = torch.randn(20, 1, 6, 6, dtype=torch.float64)
+    certificate = certify_network(net, group, 1, x[:1])
+    with torch.no_grad():
+        change = (net(x.flip(-1)) - net(x).flip(-1)).flatten(1).norm(dim=1)
+    assert 0.05 < float((change / certificate.bound(x)).max()) <= 1
+
+
 def test_a_border_that_a_model_ends_in_counts():
     net = nn.ReplicationPad2d(3)
     certificate = certify_network(net, "C4", 1, torch.zeros(1, 1, 8, 8))
@@ -557,6 +568,7 @@ class Squares(nn.Module):
         (lambda: Of(lambda m, x: F.pad(x, (0, 0, 2, 2), mode="replicate").mean((2, 3))), "C4", (2, 8, 8), "squares"),
         (lambda: Of(lambda m, x: F.pad(x, (1, 0, 1, 0))), "C4", (2, 8, 8), "one end"),
         (lambda: Of(lambda m, x: F.pad(x, (1, 1, 1, 1))), "Shifts(8, 8)", (2, 8, 8), "does not shift"),
+        (lambda: Of(lambda m, x: F.pad(x, (1, 1, -1, -1))), "C2", (2, 8, 8), "crops"),
         (lambda: on_one_pixel(nn.Conv2d(2, 1, 3, padding=2)), "C8", (1, 4, 4), "does not permute pixels"),
         (lambda: on_one_pixel(nn.Conv2d(2, 1, 3, padding=2)), "SO(2)", (1, 4, 4), "does not permute pixels"),
         (lambda: on_one_pixel(nn.ReplicationPad2d(1)), "SO(2)", (1, 4, 4), "does not permute pixels"),

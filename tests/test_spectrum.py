@@ -16,6 +16,7 @@ from softequiv._cache import Cache, cache, nbytes
 from softequiv._linalg import Frozen
 from softequiv.errors import PerformanceWarning, TooLargeError, WeightError
 from softequiv.reps import Matrices
+from softequiv.spectrum.decompose import DecompositionError, irreducible_pieces, joint_eigenbasis
 from softequiv.spectrum.oscillator import oscillator
 from softequiv.spectrum.routes import characters, small_blocks
 
@@ -228,6 +229,21 @@ def test_so2_levels_of_a_grid_are_whole_numbers_and_rotations_keep_level_zero():
 # -- cost --------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("n", range(2, 13))
+def test_steps_beyond_half_a_turn_bring_a_level_no_farther(n):
+    """Character k turns by 2 pi k / n a step; the level of a half turn is 2, or by rounding a little more."""
+    spectrum = se.spectrum(se.scalar(se.C(n)) >> se.regular(se.C(n)))
+    angles = [min(n // 2 * 2 * math.pi * k / n, math.pi) for k in range(n // 2 + 1)]
+    assert spectrum.chord(math.inf).tolist() == pytest.approx([2 * math.sin(angle / 2) for angle in angles], abs=1e-7)
+
+
+@pytest.mark.parametrize("group", [se.C(3) * se.Reflection(), se.Shifts(4, 3), se.S(3)], ids=str)
+def test_no_element_changes_a_weight_by_more_than_twice_its_length(group):
+    """Levels may exceed 2 where there are several steps."""
+    spectrum = se.spectrum(se.regular(group))
+    assert float(spectrum.levels.max()) > 2 == float(spectrum.chord(math.inf).max())
+
+
 def test_a_filter_keeps_the_cheaper_side_and_no_square_of_the_weight_space():
     rep = se.grid(se.SO(2), 9, 9)
     for s, side in ((0.0, "kept"), (0.2, "kept"), (0.8, "dropped"), (0.95, "dropped")):
@@ -238,6 +254,21 @@ def test_a_filter_keeps_the_cheaper_side_and_no_square_of_the_weight_space():
     assert se.softness(1).on(rep).transforms == ()
     big = se.grid(se.SO(2), 24, 24) >> se.grid(se.SO(2), 24, 24)
     assert nbytes(se.spectrum(big)) < 400 * big.dim < big.dim**2
+
+
+def test_a_filter_is_its_own_gradient_inside_function_transforms_too():
+    rep = se.grid(se.SO(2), 3, 3) >> se.grid(se.SO(2), 3, 3)
+    apply = se.hard(1.5).on(rep)
+    w, slope = (torch.randn(9, 9, dtype=torch.float64) for _ in range(2))
+    torch.testing.assert_close(torch.func.grad(lambda w: (apply(w) * slope).sum())(w), apply(slope))
+
+
+def test_matrices_without_common_pieces_are_noticed():
+    """Those that do not commute have no joint eigenbasis; a shear leaves no complement of its axis alone."""
+    with pytest.raises(DecompositionError, match="no joint eigenbasis"):
+        joint_eigenbasis(torch.randn(2, 4, 4, dtype=torch.float64))
+    with pytest.raises(DecompositionError, match="do not add up"):
+        irreducible_pieces(torch.tensor([[[0.0, 1.0], [0.0, 0.0]]], dtype=torch.float64))
 
 
 def test_multiplicities_cost_nothing():

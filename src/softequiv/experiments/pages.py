@@ -185,10 +185,11 @@ def made_with(rows: Sequence[Row], name: str) -> str:
     """What computed the figures, and how to compute them again."""
     versions = sorted({f"torch {row.versions['torch']}, softequiv {row.versions['softequiv']}" for row in rows})
     devices = sorted({row.device for row in rows})
-    hours = sum(row.seconds for row in rows) / 3600
+    minutes = sum(row.seconds for row in rows) / 60
+    spent = f"{minutes:.0f} minutes" if minutes < 60 else f"{minutes / 60:.1f} hours"
     experiment, _, scale = name.rpartition("-")
     return (
-        f"{len(rows)} cells, {hours:.1f} hours in all, on {' and '.join(devices)}; {' and '.join(versions)}. "
+        f"{len(rows)} cells, {spent} in all, on {' and '.join(devices)}; {' and '.join(versions)}. "
         f"Again by `softequiv reproduce {experiment} --scale {scale}`. All rows: [{name}.json]({name}.json), "
         f"[{name}.csv]({name}.csv)."
     )

@@ -76,10 +76,10 @@ def page(rows: Sequence[Row], scale: Scale) -> Page:
 def told(seconds: float | None) -> str:
     """A time as people read it.
 
-    >>> told(0.00123), told(None)
-    ('0.0012 s', '-')
+    >>> told(0.00123), told(113.2), told(None)
+    ('0.0012 s', '113 s', '-')
     """
-    return "-" if seconds is None else f"{seconds:.2g} s"
+    return "-" if seconds is None else f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.2g} s"
 
 
 def growth(rows: Sequence[Row]) -> Figure:
