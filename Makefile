@@ -34,7 +34,7 @@ test:
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not slow"
 
 test-slow:
-	@echo "make test-slow: tests of load, kills and clusters, about a quarter of an hour on two cores, and Ray, 250 MB more into $(VENV). $(SETUP_COST)"
+	@echo "make test-slow: tests of load, kills and clusters, about four minutes on two cores, and Ray, 250 MB more into $(VENV). $(SETUP_COST)"
 	@$(MAKE) --no-print-directory setup
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e ".[ray]"
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests -n 2 -m slow
