@@ -99,10 +99,13 @@ class Recipe:
 
         >>> [round(Recipe(epochs=4, warmup=2, schedule="linear").factor(t, 1), 2) for t in (1, 2, 3, 4)]
         [0.5, 1.0, 1.0, 0.5]
+        >>> Recipe(epochs=2, warmup=2).factor(2)  # nothing is left to fall
+        1.0
         """
         if moment < self.warmup:
             return moment / self.warmup
-        gone = max(0.0, moment - step - self.warmup) / max(self.epochs - self.warmup, step)
+        left = max(self.epochs - self.warmup, step)
+        gone = max(0.0, moment - step - self.warmup) / left if left else 0.0
         if self.schedule == "cosine":
             return 0.5 * (1 + math.cos(math.pi * gone))
         return 1 - gone if self.schedule == "linear" else 1.0
