@@ -5,7 +5,6 @@ classes from the names of sub-folders.
 from __future__ import annotations
 
 import contextlib
-import math
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -32,6 +31,7 @@ from softequiv.tasks.decoding import (
     pixels,
 )
 
+LARGEST = 1e6  # of a mean or deviation of colours, and the inverse of the least: others overflow, or are damaged
 RESAMPLINGS = 6  # ways of pillow to resample, numbered from 0
 NAMES = {"bilinear": BILINEAR, "bicubic": BICUBIC}  # timm's words for pillow's numbers
 
@@ -181,9 +181,11 @@ def read_preprocessor(path: Path) -> dict[str, Any]:
     told = {name: value for name, value in told.items() if value is not None}
     mean, std = told.get("image_mean", [0.0]), told.get("image_std", [1.0] * 3)
     for name, values in (("image_mean", mean), ("image_std", std)):
-        if not isinstance(values, list) or not values or not all(_finite(value) for value in values):
-            raise SoftEquivError(f"{path}: {name} is {values!r}, and should be a list of numbers; correct it")
-    if min(std) <= 0 or ("image_mean" in told and "image_std" in told and len(mean) != len(std)):
+        if not isinstance(values, list) or not values or not all(_usual(value) for value in values):
+            raise SoftEquivError(
+                f"{path}: {name} is {values!r}, and should be a list of numbers of at most {LARGEST:g}; correct it"
+            )
+    if min(std) < 1 / LARGEST or ("image_mean" in told and "image_std" in told and len(mean) != len(std)):
         raise SoftEquivError(
             f"{path}: image_std {std} are not the positive deviations for image_mean {mean}; correct it"
         )
@@ -194,8 +196,8 @@ def read_preprocessor(path: Path) -> dict[str, Any]:
     return told
 
 
-def _finite(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < math.inf
+def _usual(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= LARGEST
 
 
 def timm_preparation(settings: Mapping[str, Any], size: int | None) -> Prepare:
