@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from softequiv.actions import Acts, Pictures, Still
 from softequiv.errors import SoftEquivError
 
 
@@ -80,3 +81,15 @@ def check_finite(
     bad = ~torch.isfinite(outputs)
     if bool(bad.any()):
         raise SoftEquivError(f"{what} hold NaN or infinity in {int(bad.sum())} of {outputs.numel()} entries; {remedy}")
+
+
+def default_target(acts: Acts, y: Tensor) -> Acts:
+    """How answers move where the user did not say: class scores stand still, maps of scores move as the pictures."""
+    if isinstance(acts, Pictures) and y.ndim == 2:
+        return Still()
+    if isinstance(acts, Pictures) and y.ndim == 4:
+        return Pictures(acts.interpolation)
+    raise SoftEquivError(
+        f"how does the group act on answers of shape {tuple(y.shape)}? Say it with target=..., such as Still() for "
+        "what stays, Points() or Vectors(rep)"
+    )

@@ -24,7 +24,7 @@ from softequiv._files import read_json, written_whole
 from softequiv._text import aligned
 from softequiv.actions import Acts, Moves, Pictures, Points, Still
 from softequiv.adapt.plan import as_group, range_of
-from softequiv.asking import asked, at_home, check_finite, evaluating, inputs_of
+from softequiv.asking import asked, at_home, check_finite, default_target, evaluating, inputs_of
 from softequiv.certify.certificate import (
     bakeable,
     fitting,
@@ -391,18 +391,6 @@ def averaged(values: Tensor, inside: Tensor | None) -> Tensor:
             "pictures, or a target with another interpolation"
         )
     return (values * inside).flatten(1).sum(1) / pixels
-
-
-def default_target(acts: Acts, y: Tensor) -> Acts:
-    """How answers move where the user did not say: class scores stand still, maps of scores move as the pictures."""
-    if isinstance(acts, Pictures) and y.ndim == 2:
-        return Still()
-    if isinstance(acts, Pictures) and y.ndim == 4:
-        return Pictures(acts.interpolation)
-    raise SoftEquivError(
-        f"how does the group act on answers of shape {tuple(y.shape)}? Say it with target=..., such as Still() for "
-        "what stays, Points() or Vectors(rep)"
-    )
 
 
 def how_drawn(group: Group, within: float) -> str:

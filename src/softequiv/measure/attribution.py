@@ -23,7 +23,7 @@ from softequiv.adapt.bake import bake
 from softequiv.adapt.find import Setting, Skipped, find
 from softequiv.adapt.geometry import uneven_layers
 from softequiv.adapt.plan import as_group
-from softequiv.asking.answers import asked, at_home, check_finite, evaluating
+from softequiv.asking.answers import asked, at_home, check_finite, default_target, evaluating
 from softequiv.asking.data import batches, check_count, count
 from softequiv.errors import SoftEquivError
 from softequiv.groups import Element, Group
@@ -31,7 +31,7 @@ from softequiv.measure.causes import RESAMPLING, UNKNOWN, Cause, Circumstances, 
 from softequiv.measure.cuts import MOST_CUTS, Cut, features_of, find_cuts, replaced
 from softequiv.measure.elements import Elements, as_range, drawn_moves
 from softequiv.measure.frame import inside
-from softequiv.measure.measurement import check_actions, default_target
+from softequiv.measure.measurement import check_actions
 from softequiv.measure.plots import share_bars
 from softequiv.measure.progress import progress
 from softequiv.nn import soft_weights

@@ -18,7 +18,7 @@ from torch.nn import functional
 from softequiv._text import aligned
 from softequiv.actions import Acts, Pictures, Still
 from softequiv.adapt.plan import as_group
-from softequiv.asking.answers import asked, at_home, check_finite, evaluating
+from softequiv.asking.answers import asked, at_home, check_finite, default_target, evaluating
 from softequiv.asking.data import Batch, batches, check_count, count
 from softequiv.asking.divergence import kl_divergence
 from softequiv.errors import SoftEquivError
@@ -198,18 +198,6 @@ class Setting:
             )
         check_labels(labels[labels != self.ignored(y)] if self.is_map(y) else labels, y.shape[1])
         return labels
-
-
-def default_target(acts: Acts, y: Tensor) -> Acts:
-    """How answers move where the user did not say: class scores stand still, maps of scores move as the pictures."""
-    if isinstance(acts, Pictures) and y.ndim == 2:
-        return Still()
-    if isinstance(acts, Pictures) and y.ndim == 4:
-        return Pictures(acts.interpolation)
-    raise SoftEquivError(
-        f"how does the group act on answers of shape {tuple(y.shape)}? Say it with target=..., such as Still() for "
-        "what stays, Points() or Vectors(rep)"
-    )
 
 
 def overlaps(y: Tensor, labels: Tensor, ignore_index: int) -> Tensor:
