@@ -471,6 +471,11 @@ def test_the_table_says_what_is_certified_and_what_is_not():
         (lambda: certify(nn.Conv2d(2, 2, 3, device="meta"), group="C4"), "meta device"),
         (lambda: certify(nn.Conv2d(2, 2, 3), group="C4", images=torch.zeros(3, 8, 8)), "images are"),
         (lambda: certify(nn.Conv2d(2, 2, 3), group="C4", images=torch.zeros(0, 3, 8, 8)), "at least one"),
+        (lambda: certify(nn.Conv2d(2, 2, 3), group="C4", images="x"), "images are .* got 'x'"),
+        (
+            lambda: certify(nn.Conv2d(2, 2, 3), group="C4", images=torch.full((1, 3, 8, 8), math.nan)),
+            "images hold NaN or infinity in 192 of 192 entries; look for broken pictures",
+        ),
     ],
 )
 def test_bad_input_is_refused_with_a_sentence(attempt, sentence):

@@ -160,6 +160,15 @@ def test_certify_compares_the_action_on_pictures(home: Path) -> None:
     assert found("certify", home / "soft", "--images", home / "loose")["gaps"] != []
 
 
+def test_the_seed_draws_the_pictures_that_the_action_is_compared_on(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commands, "GAP_PICTURES", 1)
+    arguments = ("certify", home / "soft", "--images", home / "loose", "--seed")
+    gaps = [json.dumps(found(*arguments, seed)["gaps"]) for seed in range(8)]
+    assert len(set(gaps)) > 1 and gaps[0] == json.dumps(found(*arguments[:-1])["gaps"])
+
+
 def test_certify_over_data_is_that_of_the_library(home: Path, tmp_path: Path) -> None:
     page, model = tmp_path / "answers.json", open_model(home / "soft")
     images = open_images(home / "classes", model, seed=3)
@@ -314,6 +323,8 @@ ERRORS = [
     (("plan", "vit", "-s", "0.5"), 2, "Missing option"),
     (("plan", "vit", "-g", "C4", "-s", "half"), 2, "'--softness'"),
     (("certify", "soft", "--verify", "page.json", "-o", "x"), 2, "--verify takes everything from the certificate"),
+    (("certify", "soft", "--verify", "page.json", "--seed", "0"), 2, "--verify takes everything from the certificate"),
+    (("certify", "soft", "--verify", "page.json", "--action", "bilinear"), 2, "--verify takes everything"),
     (("certify", "soft", "--confidence", "0.9"), 2, "--confidence belongs to --data"),
     (("certify", "soft", "--images", "loose", "--data", "loose"), 2, "give one"),
     (("certify", "soft", "--action", "pixels", "--data", "loose"), 2, "give one"),

@@ -730,6 +730,33 @@ def test_baking_keeps_what_is_frozen_and_tied() -> None:
     assert torch.equal(baked[0].weight, soft[0].weight)
 
 
+@pytest.mark.parametrize("only", [["0"], ["1"], None])
+def test_a_tensor_that_layers_share_is_filtered_for_each_of_them_or_not_at_all(only: list[str] | None) -> None:
+    """Parametrised, each layer has a filter of its own; in project mode one stored value would have to be both."""
+    model = nn.Sequential(nn.Conv2d(4, 4, 3), nn.Conv2d(4, 4, 3))
+    model[1].weight = model[0].weight
+    before = model[0].weight.detach().clone()
+    with pytest.raises(se.WeightError, match=r"0\.weight and 1\.weight are one tensor.*use mode='parametrize'"):
+        se.soften(model, "C4", softness=0.4, only=only, mode="project")
+    assert torch.equal(model[0].weight, before) and next(se.soft_weights(model), None) is None
+    soft = se.soften(model, "C4", softness=0.4, only=only)
+    filtered = soft_once(before)
+    for number in ("0", "1"):
+        chosen = only is None or number in only
+        assert torch.allclose(soft.get_submodule(number).weight, filtered if chosen else before, atol=1e-6)
+
+
+def soft_once(weight: Tensor) -> Tensor:
+    return se.softness(0.4)(weight, se.grid(se.C(4), 3, 3))
+
+
+def test_a_layer_that_stands_in_two_places_can_be_projected() -> None:
+    conv = nn.Conv2d(4, 4, 3)
+    expected = soft_once(conv.weight.detach().clone())
+    model = se.soften(nn.Sequential(conv, nn.ReLU(), conv), "C4", softness=0.4, mode="project")
+    assert torch.allclose(model[2].weight, expected, atol=1e-6)
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_pickling(mode: str) -> None:
     case = CASES["resnet"]

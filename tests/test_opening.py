@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import shutil
+import subprocess
 import sys
 import types
 import warnings
@@ -110,6 +112,18 @@ def test_an_interrupted_save_leaves_nothing(vit: Path, tmp_path: Path, monkeypat
     with pytest.raises(KeyboardInterrupt):
         save_model(model, tmp_path / "soft")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["vit"]
+
+
+def test_a_save_clears_what_killed_processes_left_of_the_same_folder(vit: Path, tmp_path: Path) -> None:
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    ended, living = gone.pid, os.getppid()
+    left = [f".soft.{ended}.part", f".soft.{living}.part", f".soft.old.{ended}.part", ".soft.notes.part"]
+    for name in left:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "model.safetensors").touch()
+    save_model(se.soften(open_model(vit), "C4", softness=0.5), tmp_path / "soft")
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(["vit", "soft", *left[1:]])
 
 
 class Trap:

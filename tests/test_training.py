@@ -5,6 +5,9 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -103,7 +106,7 @@ def test_what_the_objective_and_later_calls_remember_is_taken_up_too(tmp_path):
 
     def parts(net: nn.Module) -> tuple[HeldByMeasurement, GainLimit]:
         moves = Moves(Pictures(), se.C(4))
-        held = HeldByMeasurement(moves, target=1e-3, every=2, divergence="squared")
+        held = HeldByMeasurement(moves, target=1e-3, divergence="squared")
         return held, limit_gain(net, 1.0)
 
     whole, again = network(), network()
@@ -127,6 +130,16 @@ def test_a_finished_run_is_not_trained_again(tmp_path):
     fit(second, numbers(), recipe, STILL, folder=tmp_path, after_step=[steps.append])
     assert steps == []
     assert same(weights(first), weights(second))
+
+
+def test_what_a_killed_process_left_of_a_saved_training_is_cleared(tmp_path):
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    left, living = (tmp_path / f".training.safetensors.{pid}.part" for pid in (gone.pid, os.getppid()))
+    left.touch()
+    living.touch()
+    fit(network(), numbers(), Recipe(epochs=1, batch=16, rate=1e-2), STILL, folder=tmp_path)
+    assert living.exists() and not left.exists()
 
 
 def test_the_best_model_on_the_validation_examples_is_kept():

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,12 +31,39 @@ def written_whole(path: str | Path) -> Iterator[Path]:
     ['a.txt']
     """
     target = Path(path)
-    part = target.with_name(f".{target.name}.{os.getpid()}.part")  # processes may write the same file
+    part = unfinished(target)
     try:
         yield part
         os.replace(part, target)
     finally:
         part.unlink(missing_ok=True)
+
+
+def unfinished(target: Path) -> Path:
+    """Where this process writes what becomes `target`, a file or folder; others may write the same."""
+    return target.with_name(f".{target.name}.{os.getpid()}.part")
+
+
+def clear_unfinished(target: Path) -> None:
+    """Remove what processes that are no more left of a file or folder that they were writing; it can be large."""
+    pattern = re.compile(rf"\.{re.escape(target.name)}\.(\d+)\.part")
+    for part in target.parent.glob(".*.part"):
+        found = pattern.fullmatch(part.name)
+        if found and not lives(int(found[1])):
+            shutil.rmtree(part, ignore_errors=True) if part.is_dir() else part.unlink(missing_ok=True)
+
+
+def lives(pid: int) -> bool:
+    """Whether a process of this machine has that number; where asking would end it, on Windows, all are said to."""
+    if os.name == "nt":
+        return True
+    try:
+        os.kill(pid, 0)  # sends nothing
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):  # someone else's, or a number that no process has
+        return True
+    return True
 
 
 def read_json(text: str | bytes) -> Any:

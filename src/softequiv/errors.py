@@ -4,6 +4,7 @@ reason and the remedy.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 
@@ -50,3 +51,13 @@ def checked_number(value: Any, what: str, kind: type[SoftEquivError]) -> Any:
     except (TypeError, ValueError, RuntimeError, OverflowError):
         raise kind(f"{what} is a number; got {str(value)[:60]!r}, a {type(value).__name__}") from None
     return value if isinstance(value, (int, float)) else number
+
+
+def check_amount(what: str, value: Any, *, positive: bool = False, remedy: str = "") -> None:
+    """Raise a sentence unless a value is a finite number of at least 0, or above 0 where it must be positive.
+
+    >>> check_amount("the strength of a penalty", 0.5)
+    """
+    if not (isinstance(value, (int, float)) and 0 <= value < math.inf) or (positive and value == 0):
+        least = "above 0" if positive else "of at least 0"
+        raise SoftEquivError(f"{what} is a finite number {least}; got {value!r}{remedy}")

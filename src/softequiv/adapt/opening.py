@@ -22,7 +22,7 @@ from safetensors.torch import save_file
 from torch import nn
 from torch.nn.utils.parametrize import type_before_parametrizations
 
-from softequiv._files import path_of, read_json
+from softequiv._files import clear_unfinished, path_of, read_json, unfinished
 from softequiv.adapt.checkpoint import RECIPE, WEIGHTS, load, load_tensors, read_tensors, save, stored_tensors
 from softequiv.errors import SoftEquivError
 from softequiv.nn import soft_weights
@@ -71,7 +71,8 @@ def save_model(model: nn.Module, folder: str | Path) -> None:
     """
     target = Path(folder)
     refuse_occupied(target)
-    part = target.with_name(f".{target.name}.{os.getpid()}.part")  # processes may write the same folder
+    clear_unfinished(target)
+    part = unfinished(target)
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True)
     try:

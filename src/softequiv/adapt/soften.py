@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from torch import nn
 
 from softequiv.adapt.plan import Error, Plan, Scope, Softness, matching, plan
-from softequiv.errors import GainError
+from softequiv.errors import GainError, WeightError
 from softequiv.gains import Gain
 from softequiv.gains import softness as softness_gain
 from softequiv.groups import Group
@@ -42,7 +42,8 @@ def soften(
     that are not named stay as they are. With `scope` "network" the error is the classifier's own, a mean KL in nats,
     measured on the samples in `data` and shared out among the weights; it holds for the model as it is now, the errors
     of its weights through training too. `mode` "parametrize" filters in the forward pass; "project" keeps plain modules
-    and needs `hold(model, optimizer)`. The other arguments are those of `plan`.
+    and needs `hold(model, optimizer)`; a tensor that several layers share is refused there. The other arguments are
+    those of `plan`.
 
     >>> import torch, softequiv as se
     >>> net = se.soften(nn.Conv2d(3, 8, 5), "SO(2)", error=0.1, within=se.degrees(30))
@@ -71,8 +72,25 @@ def carry_out(model: nn.Module, todo: Plan, mode: Mode = "parametrize") -> None:
     """Do what a plan of this model says, in place."""
     for weight in todo.weights:  # all are checked before the first is touched
         softenable(model.get_submodule(weight.found.module), weight.found.attribute, mode, weight.found.name)
+    if mode == "project":
+        refuse_shared(model, todo)
     for weight in todo.weights:
         soften_weight(model.get_submodule(weight.found.module), weight.found.attribute, weight.soft, mode)
+
+
+def refuse_shared(model: nn.Module, todo: Plan) -> None:
+    """What is stored is filtered in project mode, so that layers cannot share it and be filtered each as planned."""
+    names: dict[nn.Parameter, list[str]] = {}
+    for prefix, module in model.named_modules():  # a layer that stands in two places comes once
+        for name, parameter in module.named_parameters(prefix, recurse=False, remove_duplicate=False):
+            names.setdefault(parameter, []).append(name)
+    for weight in todo.weights:
+        shared = names[model.get_parameter(weight.found.name)]
+        if len(shared) > 1:
+            raise WeightError(
+                f"{' and '.join(shared)} are one tensor, which mode='project' would filter for all of them, and once "
+                "for each; use mode='parametrize', where every layer has a filter of its own"
+            )
 
 
 def set_softness(model: nn.Module, softness: float, only: Iterable[str] | None = None) -> None:

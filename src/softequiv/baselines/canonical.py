@@ -4,7 +4,6 @@ upright picture, and its answer is turned back.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -18,7 +17,7 @@ from softequiv.actions import Acts, Moves, Pictures, Still, in_disc
 from softequiv.asking.answers import tensor_of
 from softequiv.baselines.blurpool import checked_size
 from softequiv.baselines.group_cnn import CentredHalving, GroupCNN, checked_plane
-from softequiv.errors import SoftEquivError
+from softequiv.errors import SoftEquivError, check_amount
 from softequiv.groups import C, Group
 from softequiv.measure.frame import inside
 
@@ -212,6 +211,7 @@ def prior_loss(scores: Tensor, turned: Tensor) -> Tensor:
 
     Shapes: (N, |G|) and (N,) to a scalar. Pictures as they come are turned by number 0, the identity.
 
+    >>> import math
     >>> round(prior_loss(torch.zeros(3, 4), torch.tensor([0, 1, 2])).item(), 4) == round(math.log(4), 4)
     True
     """
@@ -237,8 +237,7 @@ class WithPrior:
     strength: float = 100.0
 
     def __post_init__(self) -> None:
-        if not (isinstance(self.strength, (int, float)) and 0 <= self.strength < math.inf):
-            raise SoftEquivError(f"the strength of a prior is a finite number of at least 0; got {self.strength!r}")
+        check_amount("the strength of a prior", self.strength)
 
     def __call__(
         self,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 from softequiv.actions import Acts, Moves, Pictures, Still
 from softequiv.asking import kl_divergence
 from softequiv.asking.answers import tensor_of
-from softequiv.errors import SoftEquivError
+from softequiv.errors import SoftEquivError, check_amount
 
 Divergence = Literal["squared", "kl"]
 
@@ -47,8 +46,7 @@ class Penalised:
     divergence: Divergence = "squared"
 
     def __post_init__(self) -> None:
-        if not (isinstance(self.strength, (int, float)) and 0 <= self.strength < math.inf):
-            raise SoftEquivError(f"the strength of a penalty is a finite number of at least 0; got {self.strength!r}")
+        check_amount("the strength of a penalty", self.strength)
         if self.divergence not in get_args(Divergence):
             raise SoftEquivError(
                 f"unknown divergence {self.divergence!r}; choose one of {', '.join(get_args(Divergence))}"

@@ -4,7 +4,6 @@ as a table, is kept as JSON with hashes of the weights, and can be verified agai
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import hashlib
 import json
@@ -14,24 +13,33 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Literal, TypeVar, cast, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, cast, get_type_hints
 
 import numpy
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from softequiv._files import read_json, written_whole
 from softequiv._text import aligned
 from softequiv.adapt.bake import bake
 from softequiv.adapt.checkpoint import action_of
 from softequiv.adapt.find import Found, Setting, find
 from softequiv.adapt.plan import as_group, range_of
+from softequiv.certify.kept import (
+    entries_of,
+    fitting,
+    read_range,
+    refuse_unnamed,
+    saying_what_is_damaged,
+    text_of,
+    write_range,
+    write_text,
+)
 from softequiv.certify.modelled import ActionGap, action_gaps
 from softequiv.certify.weight import Located, WeightCertificate, certified, digest, gathered
 from softequiv.errors import GroupError, SoftEquivError
 from softequiv.gains import least_distortion
-from softequiv.groups import Angle, Group, parse_group
+from softequiv.groups import Group, parse_group
 from softequiv.nn import soft_weights
 from softequiv.reps import Action
 
@@ -105,9 +113,7 @@ class Certificate:
 
     def save(self, path: str | Path) -> None:
         """Write the certificate as a JSON file, whole or not at all."""
-        text = self.to_json()
-        with written_whole(path) as part:
-            part.write_text(text)
+        write_text(self.to_json(), path)
 
     @staticmethod
     def load(path: str | Path) -> Certificate:
@@ -261,14 +267,6 @@ def bakeable(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
             yield f"{prefix}.{attribute}".lstrip("."), getattr(module, attribute).detach()
 
 
-def text_of(path: str | Path) -> str:
-    """The text of a certificate's file."""
-    try:
-        return Path(path).read_text()
-    except (OSError, UnicodeDecodeError) as problem:
-        raise SoftEquivError(f"{path} cannot be read as a certificate: {problem}") from None
-
-
 def versions() -> dict[str, str]:
     """What computed the figures."""
     try:
@@ -283,29 +281,10 @@ def versions() -> dict[str, str]:
     }
 
 
-def write_range(within: float) -> dict[str, Any]:
-    """A range as JSON can hold it."""
-    if math.isinf(within):
-        return {"whole group": True}
-    return {"radians": float(within)} if isinstance(within, Angle) else {"length": float(within)}
-
-
-def read_range(entry: Mapping[str, Any]) -> float:
-    """A range from JSON."""
-    if entry.get("whole group"):
-        return math.inf
-    return Angle(entry["radians"]) if "radians" in entry else float(entry["length"])
-
-
 def read(text: str, where: str) -> Certificate:
     """A certificate from JSON text; what is damaged is said."""
-    try:
-        entries = read_json(text)
-    except ValueError as problem:
-        raise SoftEquivError(f"{where} is not JSON, it may be cut short: {problem}; certify the model again") from None
-    if not isinstance(entries, dict) or entries.get("format") != FORMAT:
-        raise SoftEquivError(f"{where} is not a certificate of format {FORMAT}; it needs the softequiv that wrote it")
-    try:
+    entries = entries_of(text, where, "certificate", {"format": FORMAT})
+    with saying_what_is_damaged(where):
         grids = entries["grids"]
         certificate = Certificate(
             group=parse_group(entries["group"]),
@@ -318,25 +297,9 @@ def read(text: str, where: str) -> Certificate:
             versions=fitting(entries["versions"], dict, "versions"),
         )
         intact = entries["sha256"] == certificate.sha256
-    except GroupError:
-        raise
-    except (TypeError, KeyError, AttributeError, ValueError) as problem:
-        raise SoftEquivError(
-            f"{where} is a damaged certificate: {type(problem).__name__}: {problem}; certify the model again"
-        ) from None
     if not intact:
         raise SoftEquivError(f"{where} is a damaged certificate: its weights do not have its sha256")
     return certificate
-
-
-def fitting(value: Any, kind: Any, name: str) -> Any:
-    """A value read from JSON, if it is of the kind that is written there."""
-    choices = get_args(kind) or (kind,)
-    literal = get_origin(kind) is Literal
-    fits = value in choices if literal else type(value) in choices or (float in choices and type(value) is int)
-    if not fits:
-        raise TypeError(f"{name} is {value!r}")
-    return float(value) if not literal and float in choices and value is not None else value
 
 
 def whole_numbers(values: Iterable[Any]) -> tuple[int, ...]:
@@ -351,17 +314,6 @@ def typed(kind: type[Entry], entry: Mapping[str, Any]) -> Entry:
         values["shape"] = whole_numbers(values["shape"])
     plain = [name for name in hints if name != "shape"]
     return kind(**{**values, **{name: fitting(values[name], hints[name], name) for name in plain}})
-
-
-def refuse_unnamed(group: Group) -> None:
-    """A file names its group; only groups that their name stands for come back from it."""
-    with contextlib.suppress(GroupError):
-        if parse_group(group.name) == group:
-            return
-    raise GroupError(
-        f"{group.name} is a group of your own, and a file can only name those of the library: keep the certificate as "
-        "it is, or certify for a named group"
-    )
 
 
 def verified(certificate: Certificate, model: nn.Module) -> Verification:

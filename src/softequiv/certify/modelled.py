@@ -7,12 +7,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from softequiv.actions import Pictures
+from softequiv.asking import check_finite
 from softequiv.certify.weight import Located
 from softequiv.errors import SoftEquivError
 from softequiv.groups import Element, Group
@@ -45,13 +47,19 @@ class ActionGap:
         )
 
 
-def action_gaps(weights: Sequence[Located], images: Tensor, reach: float) -> tuple[ActionGap, ...]:
+def action_gaps(weights: Sequence[Located], images: Any, reach: float) -> tuple[ActionGap, ...]:
     """One comparison for each distinct square grid: patches of the images for kernels, whole images for tables."""
+    if not isinstance(images, Tensor):
+        kind = type(images).__name__
+        raise SoftEquivError(
+            f"images are a tensor (n, channels, H, W); got {str(images)[:60]!r}, a {kind}: read pictures into one first"
+        )
     if images.ndim != 4 or not images.is_floating_point() or not images.numel():
         raise SoftEquivError(
             f"images are floating-point numbers of shape (n, channels, H, W), at least one; got {images.dtype} of "
             f"shape {tuple(images.shape)}"
         )
+    check_finite(images, "images", "look for broken pictures")
     pictures = images.detach().to("cpu", torch.float64).mean(1, keepdim=True)
     seen: dict[tuple[Square, bool], ActionGap] = {}
     for weight in weights:

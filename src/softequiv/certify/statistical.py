@@ -20,22 +20,20 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from softequiv._files import read_json, written_whole
 from softequiv._text import aligned
 from softequiv.actions import Acts, Moves, Pictures, Points, Still
 from softequiv.adapt.plan import as_group, range_of
 from softequiv.asking import asked, at_home, check_finite, default_target, evaluating, inputs_of
-from softequiv.certify.certificate import (
-    bakeable,
+from softequiv.certify.certificate import bakeable, group_of, own_range, span, versions
+from softequiv.certify.kept import (
+    entries_of,
     fitting,
-    group_of,
-    own_range,
     read_range,
     refuse_unnamed,
-    span,
+    saying_what_is_damaged,
     text_of,
-    versions,
     write_range,
+    write_text,
 )
 from softequiv.certify.weight import digest, gathered
 from softequiv.errors import GroupError, SoftEquivError
@@ -133,9 +131,7 @@ class StatisticalCertificate:
 
     def save(self, path: str | Path) -> None:
         """Write the certificate as a JSON file, whole or not at all."""
-        text = self.to_json()
-        with written_whole(path) as part:
-            part.write_text(text)
+        write_text(self.to_json(), path)
 
     @staticmethod
     def load(path: str | Path) -> StatisticalCertificate:
@@ -426,16 +422,11 @@ def sealed(entries: Mapping[str, Any]) -> str:
 
 def read(text: str, where: str) -> StatisticalCertificate:
     """A certificate from JSON text; what is damaged is said."""
-    try:
-        entries = read_json(text)
-    except ValueError as problem:
-        raise SoftEquivError(f"{where} is not JSON, it may be cut short: {problem}; certify the model again") from None
-    if not isinstance(entries, dict) or (entries.get("kind"), entries.get("format")) != ("statistical", FORMAT):
-        raise SoftEquivError(f"{where} is not a statistical certificate of format {FORMAT}")
+    entries = entries_of(text, where, "statistical certificate", {"kind": "statistical", "format": FORMAT})
     seal = entries.pop("sha256", None)
     if seal != sealed(entries):
         raise SoftEquivError(f"{where} is a damaged certificate: its entries do not have its sha256")
-    try:
+    with saying_what_is_damaged(where):
         hints = get_type_hints(BoundedFigure)
         own = {name: entries[name] for name in get_type_hints(StatisticalCertificate)}
         figures = [{key: fitting(entry[key], kind, key) for key, kind in hints.items()} for entry in own["figures"]]
@@ -445,9 +436,3 @@ def read(text: str, where: str) -> StatisticalCertificate:
             "figures": tuple(BoundedFigure(**entry) for entry in figures),
         }
         return StatisticalCertificate(**own)
-    except GroupError:
-        raise
-    except (TypeError, KeyError, AttributeError, ValueError) as problem:
-        raise SoftEquivError(
-            f"{where} is a damaged certificate: {type(problem).__name__}: {problem}; certify the model again"
-        ) from None

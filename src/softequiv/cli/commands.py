@@ -103,7 +103,7 @@ def certify_command(
     confidence: options.Confidence = None,
     size: options.Size = None,
     limit: options.Limit = None,
-    seed: options.Seed = 0,
+    seed: options.CertificateSeed = None,
     out: options.CertificateFile = None,
     verify: options.VerifiedFile = None,
     trust_remote_code: options.TrustCode = False,
@@ -115,7 +115,7 @@ def certify_command(
     one over data with the same --data, --size and --limit; if not, the exit code is 1.
     """
     if verify is not None:
-        if any(given is not None for given in (group, within, images, confidence, out)):
+        if action != "exact" or any(given is not None for given in (group, within, images, confidence, seed, out)):
             raise typer.BadParameter("--verify takes everything from the certificate; leave the other options out")
         return verified(verify, opened(model, trust_remote_code), data, size, limit)
     if data is None and confidence is not None:
@@ -126,13 +126,14 @@ def certify_command(
     net = opened(model, trust_remote_code)
     asked_group = asked_group or own_group(net)
     if data is not None:
-        pictures = open_images(data, net, size=size, limit=limit, seed=seed)
+        pictures = open_images(data, net, size=size, limit=limit, seed=seed or 0)
         sure = 0.99 if confidence is None else confidence
-        of_data = certify(net, asked_range, asked_group, data=pictures, confidence=sure, seed=seed)
+        of_data = certify(net, asked_range, asked_group, data=pictures, confidence=sure, seed=seed or 0)
         return kept(of_data, json.loads(of_data.to_json()), tables.statistical_shown(of_data), out)
     some = None
     if images is not None:
-        some = pictures_of(open_images(images, net, size=size, limit=GAP_PICTURES, batch=GAP_PICTURES))[0]
+        shown = open_images(images, net, size=size, limit=GAP_PICTURES, seed=seed or 0, batch=GAP_PICTURES)
+        some = pictures_of(shown)[0]
     found = certify(net, asked_range, asked_group, action=cast(Action, action), images=some)
     return kept(found, tables.certificate_entries(found), tables.certificate_shown(found), out)
 

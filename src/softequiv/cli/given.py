@@ -15,7 +15,8 @@ from torch import nn
 from softequiv.adapt.opening import open_model
 from softequiv.adapt.plan import Scope
 from softequiv.certify import Certificate, StatisticalCertificate
-from softequiv.certify.certificate import group_of, target_ranges, text_of
+from softequiv.certify.certificate import group_of, target_ranges
+from softequiv.certify.kept import text_of
 from softequiv.errors import GroupError
 from softequiv.groups import Group, parse_group, parse_range
 from softequiv.reps import Action

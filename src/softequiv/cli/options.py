@@ -61,6 +61,9 @@ Jacobians = Annotated[
 ]
 BatchSize = Annotated[int, typer.Option("--batch-size", help="Pictures at a time.", min=1)]
 Seed = Annotated[int, typer.Option("--seed", help="The seed of everything random.")]
+CertificateSeed = Annotated[
+    int | None, typer.Option("--seed", help="The seed of pictures and elements; 0 if not given.", show_default=False)
+]
 
 TrainData = Annotated[
     str,

@@ -168,7 +168,10 @@ def training_shown(result: Mapping[str, Any]) -> tuple[Table | Text, ...]:
     counts = ", ".join(
         f"{part['examples']} to {name}" for name, part in zip(USES, result["data"].values(), strict=True)
     )
+    held = result.get("held")  # results of older versions have none
+    told = "held at {target:g}: in the end price {price:.4g}, error {error:.4g} on training batches"
     return (
         Text(f"moved by {judged['group']}, {where}; pictures: {counts}; {result['seconds']:.0f} s", style="bold"),
         table(("epoch", *names), rows, names),
+        *([Text(told.format(**held))] if held else []),
     )

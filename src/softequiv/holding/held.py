@@ -14,7 +14,7 @@ from torch import Tensor, distributed, nn
 from softequiv.actions import Acts, Moves, Still
 from softequiv.asking.answers import tensor_of
 from softequiv.baselines.penalty import Divergence, Penalised
-from softequiv.errors import SoftEquivError
+from softequiv.errors import SoftEquivError, check_amount
 
 MEMORY = 0.9  # of the running error, per measurement
 STEEPEST = 1.0  # an error of twice the target or more raises the price no faster: it has a long way to fall back
@@ -30,11 +30,10 @@ class HeldByMeasurement:
 
     with D as in `Penalised`: "kl" as iErr has it, or "squared". The price is in units of the loss, and so means the
     same for every target and divergence; an error below the target costs nothing, and training is then plain. The error
-    is measured at every `every`-th call, on the first `share` of the batch (two samples at least), and its term counts
-    `every`-fold there: 1 + share / every forward passes a step on average, 1.125 by default. A little at every step
-    holds better than much at some: clipping of gradients and Adam both cut a rare large term down. Measured are
-    training batches in training mode: dropout adds to the error, and what data not seen in training have must be
-    measured on them.
+    is measured at every call, on the first `share` of the batch (two samples at least): 1 + share forward passes a
+    step, 1.125 by default. A little at every step holds better than much at some: clipping of gradients and Adam both
+    cut a rare large term down. Measured are training batches in training mode: dropout adds to the error, and what data
+    not seen in training have must be measured on them.
 
     `price`, the running mean `error` and the number of `calls` are its state: `state_dict` and `load_state_dict` carry
     it over an interruption. Where there are many processes they share one price, that of their mean error.
@@ -53,22 +52,17 @@ class HeldByMeasurement:
         moves: Moves,
         target: float,
         *,
-        every: int = 1,
         share: float = 0.125,
         rate: float = 0.05,
         divergence: Divergence = "kl",
         outputs: Acts | None = None,
     ) -> None:
-        for name, value in (("target", target), ("rate", rate)):
-            if not (isinstance(value, (int, float)) and 0 < value < math.inf):
-                nothing = (name, value) == ("target", 0)
-                remedy = ": for an error of 0, constrain the weights (softness=0)" if nothing else ""
-                raise SoftEquivError(f"the {name} must be a finite number above 0; got {value!r}{remedy}")
-        if not (isinstance(every, int) and every >= 1):
-            raise SoftEquivError(f"every counts steps between measurements, 1 or more; got {every!r}")
+        nothing = "; for an error of 0, constrain the weights (softness=0)"
+        check_amount("the target", target, positive=True, remedy=nothing)
+        check_amount("the rate", rate, positive=True)
         if not 0 < share <= 1:
             raise SoftEquivError(f"share is the part of a batch that is measured, above 0 and up to 1; got {share!r}")
-        self.moves, self.target, self.every, self.share, self.rate = moves, float(target), every, float(share), rate
+        self.moves, self.target, self.share, self.rate = moves, float(target), float(share), rate
         self._measured = Penalised(moves, 1.0, Still() if outputs is None else outputs, divergence)
         self.price, self.error, self.calls = 0.0, math.nan, 0
 
@@ -94,12 +88,9 @@ class HeldByMeasurement:
         generator: torch.Generator | None = None,
     ) -> Tensor:
         """What a loop of your own adds to its loss, of the inputs and the model's answers to them; to be called once a
-        step. Zero between measurements.
+        step.
         """
-        due = self.calls % self.every == 0
         self.calls += 1
-        if not due:
-            return answers.new_zeros(())
         count = min(len(x), max(FEWEST, math.ceil(self.share * len(x))))
         chosen = self.moves.draw(count, generator)
         moved = tensor_of(model(self.moves(x[:count], chosen)))
@@ -107,7 +98,7 @@ class HeldByMeasurement:
         self._follow(_mean_over_processes(error))
         if self.price == 0:
             return answers.new_zeros(())
-        return self.every * self.price * (error / self.target - 1)
+        return self.price * (error / self.target - 1)
 
     def _follow(self, error: float) -> None:
         """The price after a measurement."""

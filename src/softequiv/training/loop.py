@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
-from softequiv._files import written_whole
+from softequiv._files import clear_unfinished, written_whole
 from softequiv.actions import Moves
 from softequiv.asking.answers import tensor_of
 from softequiv.errors import SoftEquivError
@@ -35,7 +35,6 @@ from softequiv.training.parameters import optimizer_of
 from softequiv.training.recipe import Recipe
 from softequiv.training.saved import (
     Tensors,
-    clear_unfinished,
     fits,
     moments_of,
     read,

@@ -82,12 +82,6 @@ def write(path: Path, parts: Mapping[str, Tensors], told: Mapping[str, Any]) -> 
         save_file(flat, file, metadata={"training": json.dumps(told)})
 
 
-def clear_unfinished(path: Path) -> None:
-    """Remove what killed processes left of a file that they were writing; a saved training can be large."""
-    for part in path.parent.glob(f".{path.name}.*.part"):
-        part.unlink(missing_ok=True)
-
-
 @contextmanager
 def saying_what_failed(path: Path) -> Iterator[None]:
     """A disk that fills, as a sentence."""

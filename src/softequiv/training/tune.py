@@ -96,11 +96,8 @@ def tune(
     known, unseen = (Moves(task.acts, turns.group, turns.within, count=POOL, seed=recipe.seed + i) for i in (0, 1))
     known(task.train.batch(torch.zeros(1, dtype=torch.long))[0], torch.zeros(1, dtype=torch.long))  # can they act?
     outputs = Pictures() if isinstance(task, Segmentation) else Still()
-    objective: Objective = plain
-    if turns.hold is not None:
-        objective = HeldByMeasurement(known, turns.hold, outputs=outputs)
-    elif turns.penalty:
-        objective = Penalised(known, turns.penalty, outputs, "kl")
+    held = None if turns.hold is None else HeldByMeasurement(known, turns.hold, outputs=outputs)
+    objective: Objective = held or (Penalised(known, turns.penalty, outputs, "kl") if turns.penalty else plain)
     if is_main():
         folder.mkdir(parents=True, exist_ok=True)
         _write(folder / ASKED, asked)
@@ -133,6 +130,7 @@ def tune(
         "seconds": round(fitted.seconds, 2),
         "history": fitted.history,
         "best": fitted.best,
+        "held": held and {"target": held.target, "price": held.price, "error": held.error},
         "test": task.figures(model, task.test, unseen, batch=2 * recipe.batch),
     }
     weights = weights_of(model)
