@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import softequiv as se
 from draws import COMPACT, FINITE, distance, level_gains, weight, weight_reps
 from softequiv.errors import GainError, GroupError, RepresentationError
-from softequiv.gains.cone import least_distortion_gain
+from softequiv.gains.cone import least_distortion_gain, nearest
 
 seeds = st.integers(0, 2**31)
 WITHIN = 1.2
@@ -247,6 +247,33 @@ def test_the_cone_projection_is_idempotent_and_homogeneous(rep, eta, seed):
     once = project(w)
     assert float((project(once) - once).norm()) < 1e-6 * max(1e-9, float(w.norm()))
     assert float((project(3 * w) - 3 * once).norm()) < 1e-6 * float(w.norm())
+
+
+def test_cones_of_several_weights_are_projected_on_together_as_each_alone():
+    pairs = [
+        (se.least_distortion(eta, WITHIN).on(rep), weight(rep, seed, lead=(2,)).requires_grad_())
+        for seed, (rep, eta) in enumerate(
+            [(se.grid(se.SO(2), 3, 3), 0.3), (se.grid(se.SO(2), 7, 7), 0.1), (se.grid(se.O(2), 5, 5), 1.9)]
+        )
+    ]
+    assert len({len(cone.of.levels) for cone, _ in pairs}) > 1
+    for (cone, w), together in zip(pairs, nearest(pairs), strict=True):
+        alone = cone(w)
+        assert distance(together.detach(), alone.detach()) < 1e-12
+        gradients = [torch.autograd.grad(found.square().sum(), w, retain_graph=True)[0] for found in (together, alone)]
+        assert distance(*gradients) < 1e-10
+
+
+@given(st.lists(st.tuples(st.floats(-12, 0), st.floats(-3, 3)), min_size=2, max_size=8))
+def test_the_solver_finds_the_root_over_many_orders_of_magnitude(levels):
+    energies, ratio = (10 ** torch.tensor(column, dtype=torch.float64) for column in zip(*levels, strict=True))
+    gamma = least_distortion_gain(energies, ratio)
+    terms = energies * (ratio - 1) * gamma.square()
+    if float((energies * (ratio - 1)).sum()) <= 0:
+        assert gamma.tolist() == [1] * len(gamma)
+    elif float(ratio.min()) < 1 - 1e-9:
+        assert abs(float(terms.sum())) < 1e-9 * float(terms.abs().sum())
+        assert bool((gamma > 0).all()) and bool(((gamma < 1) == (ratio > 1)).all())
 
 
 @pytest.mark.parametrize("size", [1e-6, 1.0, 1e6])

@@ -9,29 +9,30 @@ with one scalar mu for which the target holds with equality. Only the energy per
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from softequiv.errors import GainError
 from softequiv.gains.base import Gain, WeightFilter, settle
 from softequiv.reps import Rep
 from softequiv.spectrum import Spectrum, spectrum
 
-NEWTON_STEPS = 24  # with bisection as a safeguard; five or six suffice as a rule
+POINTS, ROUNDS, STEPS = 64, 2, 3  # of the solver: tables, then Newton's method
 ROUNDING = 1e-12  # a weight on the boundary of the cone is inside, and so is a level that just meets the target
 LEAST_ERROR = 1e-12  # below it a target is less than the rounding of float64 weights
-SMALLEST = -69.0  # log of the smallest share 1e-30 that the solver can reach
+FARTHEST = 69.0  # log of the largest share 1e30 that the solver can reach
 
 
 @dataclass(frozen=True)
 class Cone:
     """The projection onto weights whose certified change is at most the target, recomputed from each weight.
 
-    Differentiable. A weight inside is returned as it is. Where nothing of a weight lies at admissible levels (c <
-    eta), it
-    becomes zero, which is admissible though no nearest point is then unique.
+    Differentiable. A weight inside is returned as it is. Where nothing of a weight lies at admissible levels (c < eta),
+    it becomes zero, which is admissible though no nearest point is then unique.
     """
 
     of: Spectrum
@@ -42,72 +43,90 @@ class Cone:
         return Cone(self.of.to(dtype, device), self.ratio.to(device))
 
     def __call__(self, weight: Tensor) -> Tensor:
-        # only the direction matters: without its size, squares neither overflow nor vanish
-        least = torch.finfo(weight.dtype).tiny if weight.is_floating_point() else 1.0
-        size = weight.detach().double().abs().amax().clamp(min=least) if weight.numel() else 1.0
-        return self.of.scale(weight, self.gamma(self.of.energies(weight / size)))
+        (found,) = nearest([(self, weight)])
+        return found
 
-    def gamma(self, energies: Tensor) -> Tensor:
-        """The gain of each level for a weight with these energies, (levels,) to (levels,), differentiable."""
-        return least_distortion_gain(energies, self.ratio.to(energies))
+
+def nearest(weights: Sequence[tuple[Cone, Tensor]]) -> list[Tensor]:
+    """Each weight's nearest one in its cone; all on one device, so that their equations are solved together."""
+    coordinates = [cone.of.analyse(weight) for cone, weight in weights]
+    energies = [direction_energies(cone.of, y) for (cone, _), y in zip(weights, coordinates, strict=True)]
+    ratios = [cone.ratio.to(e) for (cone, _), e in zip(weights, energies, strict=True)]
+    if len(weights) == 1:
+        gains = [least_distortion_gain(energies[0], ratios[0])]
+    else:  # levels that a weight does not have hold no energy
+        gains = list(least_distortion_gain(pad_sequence(energies, True), pad_sequence(ratios, True)))
+    return [
+        cone.of.synthesise(y * gamma.to(y.dtype).index_select(0, cone.of.level_of), weight)
+        for (cone, weight), y, gamma in zip(weights, coordinates, gains, strict=True)
+    ]
+
+
+def direction_energies(of: Spectrum, coordinates: Tensor) -> Tensor:
+    """||w_sigma||^2 at each level up to a common factor, from coordinates: (levels,) float64, differentiable."""
+    wide = coordinates.double()
+    if coordinates.dtype == torch.float64 and wide.numel():  # squares of these may overflow or vanish
+        wide = wide / wide.detach().abs().amax().clamp(min=torch.finfo(torch.float64).tiny)
+    squares = wide.square().reshape(-1, of.rep.dim).sum(0)
+    return squares.new_zeros(len(of.levels)).index_add(0, of.level_of, squares)
 
 
 def least_distortion_gain(energies: Tensor, ratio: Tensor) -> Tensor:
     """gamma = 1 / (1 + x (r - 1)) with r = c^2 / eta^2 and x = mu eta^2 such that sum e (r - 1) gamma^2 = 0, or 1 if
-    that sum is negative.
+    that sum is negative at gamma = 1; for each row of (..., levels), differentiable in e.
 
-    With y = 1 - x (1 - r_min) in (0, 1], gamma = (1 - r_min) / (r - r_min + y (1 - r)), free of cancellation as y ->
-    0. The
-    logarithms of what is above and below the target are nearly linear in log y, where Newton's method is at home.
+    With y = 1 - x (1 - r_min) in (0, 1), gamma = (1 - r_min) / d where d = r - r_min + y (1 - r) below the target and
+    1 - r_min + (1 - y) (r - 1) above it, both free of cancellation. In t = log(y / (1 - y)) no gain changes faster than
+    e^t, and the sum grows: tables enclose its root and Newton's method finds it, in a fixed and small number of
+    operations, since a GPU takes longer to be told of one than to do it.
     """
     ratio = torch.where((ratio - 1).abs() < ROUNDING, 1 - ROUNDING, ratio)
-    present = energies > 0
-    lowest = torch.where(present, ratio, torch.inf).min()
+    present, above = energies > 0, ratio > 1
+    lowest = torch.where(present, ratio, torch.inf).amin(-1, keepdim=True)
     reachable = lowest < 1
-    lowest = torch.where(reachable, lowest, 0.0)
-    room = 1 - lowest
-    tiny = torch.finfo(energies.dtype).tiny
+    room = torch.where(reachable, 1 - lowest, 1.0)
+    base = torch.where(above, room, torch.where(present, ratio - 1 + room, 1.0))
+    distance, side = (ratio - 1).abs(), torch.where(above, -1.0, 1.0).to(energies)
 
-    def gain(log_y: Tensor) -> Tensor:
-        return torch.where(present, room / (ratio - lowest + log_y.exp() * (1 - ratio)), 0.0)
+    def gain(t: Tensor) -> Tensor:
+        return room / (base + torch.sigmoid(side * t) * distance)
 
-    def balance(log_y: Tensor, e: Tensor) -> tuple[Tensor, Tensor]:
-        """log(energy above the target / below it), and its derivative in log y."""
-        gamma = gain(log_y)
-        weighed = e * (ratio - 1) * gamma**2
-        slope = -2 * weighed * gamma * (1 - ratio) * log_y.exp() / room
-        high, low = weighed.clamp(min=0).sum().clamp(min=tiny), (-weighed).clamp(min=0).sum().clamp(min=tiny)
-        above = ratio > 1
-        return high.log() - low.log(), torch.where(above, slope, 0).sum() / high + torch.where(
-            above, 0, slope
-        ).sum() / low
+    def excess(gamma: Tensor) -> Tensor:
+        return -(energies * side * distance * gamma.square()).sum(-1, keepdim=True)
+
+    def slope(gamma: Tensor, t: Tensor) -> Tensor:
+        """The derivative of the excess in t."""
+        change = torch.sigmoid(t) * torch.sigmoid(-t)
+        steep = 2 * (energies * distance.square() * gamma**3).sum(-1, keepdim=True) * change / room
+        return torch.where(steep > 0, steep, 1.0)
 
     with torch.no_grad():
-        excess = (energies * (ratio - 1)).sum()
-        low, high = energies.new_tensor(SMALLEST), energies.new_tensor(0.0)
-        log_y = energies.new_tensor(-1.0)
-        for _ in range(NEWTON_STEPS):
-            value, slope = balance(log_y, energies)
-            low, high = torch.where(value < 0, log_y, low), torch.where(value < 0, high, log_y)
-            newton = log_y - value / slope
-            inside = ((newton >= low) & (newton <= high)) | ((newton - log_y).abs() < 1e-9)
-            log_y = torch.where(inside, newton, (low + high) / 2)
-        log_y = torch.nan_to_num(log_y, nan=0.0)
-    # one more step outside no_grad carries the derivative of the solution with respect to the energies
-    value, slope = balance(log_y, energies)
-    solved = log_y - (value - value.detach()) / slope.detach()
-    gamma = torch.where(reachable, gain(solved), torch.zeros_like(energies))
-    return torch.where(excess <= ROUNDING * energies.sum(), torch.ones_like(energies), gamma)
+        low, width = torch.full_like(room, -FARTHEST), 2 * FARTHEST
+        table = torch.linspace(0, 1, POINTS, dtype=room.dtype, device=room.device).view(-1, *[1] * room.ndim)
+        for _ in range(ROUNDS):
+            below = (excess(gain(low + width * table)) < 0).sum(0)
+            width = width / (POINTS - 1)
+            low = low + width * (below - 1).clamp(min=0)
+        t = low + width / 2
+        for _ in range(STEPS):
+            gamma = gain(t)
+            t = torch.clamp(t - excess(gamma) / slope(gamma, t), low, low + width)
+        gamma = gain(t)
+        steep = slope(gamma, t)
+        inside = excess(torch.ones_like(energies)) <= ROUNDING * energies.sum(-1, keepdim=True)
+    # by its first-order change the solution carries its derivative with respect to the energies
+    change = excess(gamma)
+    solved = gain(t - (change - change.detach()) / steep)
+    found = torch.where(present & reachable, solved, 0.0)
+    return torch.where(inside, torch.ones_like(energies), found)
 
 
 @dataclass(frozen=True)
 class LeastDistortion(Gain):
-    """The nearest weight with certified error at most `error` within the range `within`: a constraint, kept after
-    every step.
+    """The nearest weight with certified error at most `error` within `within`: a constraint, kept after every step.
 
-    Nearest by the levelwise bound sum ||w_sigma||^2 c(sigma)^2; where the group does not keep levels (O(n), D(n)),
-    the bound
-    2 ||W - P_0 W|| that `Spectrum.error` also knows may admit a nearer weight.
+    Nearest by the levelwise bound sum ||w_sigma||^2 c(sigma)^2; where the group does not keep levels (O(n), D(n)), the
+    bound 2 ||W - P_0 W|| that `Spectrum.error` also knows may admit a nearer weight.
 
     >>> import torch, softequiv as se
     >>> rep = se.grid(se.SO(2), 7, 7)

@@ -7,7 +7,7 @@ Forward passes never change a parameter, and nothing derived enters the state_di
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
@@ -18,6 +18,7 @@ from torch.utils.hooks import RemovableHandle
 
 from softequiv.errors import SoftEquivError, WeightError
 from softequiv.gains import Composed, Cone, Gain, WeightFilter
+from softequiv.gains.cone import nearest
 from softequiv.reps import Rep
 from softequiv.spectrum import Filter
 from softequiv.spectrum.transforms import Matrix, tf32_allowed
@@ -248,13 +249,20 @@ def replace_stored(stored: Tensor, change: Callable[[Tensor], Tensor]) -> None:
 
 @torch.no_grad()
 def filter_all(tensors: Iterable[tuple[Tensor, FilteredWeight]]) -> None:
-    """Put each tensor through its own constraint, in place; those that share one go together, as one long tensor."""
+    """Put each tensor through its own constraint, in place; those that share one go together, as one long tensor, and
+    the equations of all cones are solved together.
+    """
     together: dict[tuple[object, ...], list[tuple[Tensor, FilteredWeight]]] = {}
+    cones: dict[torch.device, list[tuple[Tensor, FilteredWeight]]] = {}
     for tensor, filtered in tensors:
         held, soft = filtered.held, filtered.soft
         if isinstance(held, Filter) and held.side == "identity":
             continue
-        if isinstance(held, Filter) and soft.layout == Layout() and not hasattr(tensor, "full_tensor"):
+        if hasattr(tensor, "full_tensor"):  # sharded over processes
+            replace_stored(tensor, filtered.projected)
+        elif isinstance(held, Cone):
+            cones.setdefault(tensor.device, []).append((tensor, filtered))
+        elif isinstance(held, Filter) and soft.layout == Layout():
             key = (soft.rep, soft.gain, tensor.dtype, tensor.device)
             together.setdefault(key, []).append((tensor, filtered))
         else:
@@ -265,6 +273,20 @@ def filter_all(tensors: Iterable[tuple[Tensor, FilteredWeight]]) -> None:
         done = filtered.projected(torch.cat(flat)).split([len(part) for part in flat])
         targets = [tensor for tensor, _ in members]
         torch._foreach_copy_(targets, [part.view_as(tensor) for part, tensor in zip(done, targets, strict=True)])
+    for device, members in cones.items():
+        with torch.autocast(device.type, enabled=False):
+            project_on_cones(members)
+
+
+def project_on_cones(members: Sequence[tuple[Tensor, FilteredWeight]]) -> None:
+    """Move each tensor to the nearest one in its cone, in place; all of them on one device."""
+    views: list[tuple[Cone, Tensor]] = []
+    for tensor, filtered in members:
+        filtered.fit(tensor.dtype, tensor.device)
+        if isinstance(filtered.held, Cone):
+            views.append((filtered.held, filtered.soft.layout.read(tensor, filtered.soft.rep)))
+    for (tensor, filtered), found in zip(members, nearest(views), strict=True):
+        tensor.copy_(filtered.soft.layout.write(tensor, found, filtered.soft.rep))
 
 
 def projected_weights(model: nn.Module) -> list[SoftWeight]:
