@@ -154,6 +154,7 @@ class ResNet56(nn.Module):
         self.linear = nn.Linear(64, 10)
 
     def forward(self, x: Tensor) -> Tensor:
+        x = x.contiguous(memory_format=torch.channels_last)  # as GPUs want maps of few channels
         x = functional.relu(self.bn1(self.conv1(x)))
         x = self.layer3(self.layer2(self.layer1(x)))
         answers: Tensor = self.linear(x.mean((-2, -1)))

@@ -53,6 +53,9 @@ STOPS: dict[str, tuple[float, ...]] = {
     "ours (target)": (0.6, 0.9),
     "paper": (0.9,),
     "canonical": (100.0,),
+    "penalty": (1.0,),
+    "held": (0.05, 0.2),
+    "mixture": (0.0, 0.3),
 }
 UNTRAINED = ("plain", "ours", "ours (target)", "paper")
 

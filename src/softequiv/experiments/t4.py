@@ -79,7 +79,7 @@ class Tuned:
 FULL = Recipe(epochs=100, batch=32, rate=5e-5, weight_decay=0.01, warmup=8.0, precision="bf16")
 BACKBONES = {
     # SegFormer's own rate, 6e-5, is for pretrained encoders; from scratch on 367 pictures fifteen times that
-    SCRATCH: Tuned(replace(FULL, epochs=60, rate=9e-4, warmup=4.0, clip=1.0), 352),
+    SCRATCH: Tuned(replace(FULL, epochs=60, rate=9e-4, warmup=4.0, clip=1.0), 224),
     "vit-cifar10": Tuned(
         replace(FULL, epochs=30, rate=3e-4, head_rate=1e-3, warmup=2.0, clip=1.0), 128, TEN.normalised
     ),
