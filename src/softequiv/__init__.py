@@ -59,6 +59,7 @@ from softequiv.groups import (
     parse_range,
     radians,
 )
+from softequiv.holding import HeldByMeasurement, HeldCallback, Mixture, OrbitMean
 from softequiv.measure import Attribution, Measurement, attribute, measure
 from softequiv.nn import hold, project, soft_weights
 from softequiv.reps import (
@@ -92,12 +93,16 @@ __all__ = [
     "GainError",
     "Group",
     "GroupError",
+    "HeldByMeasurement",
+    "HeldCallback",
     "Lorentz",
     "Measurement",
+    "Mixture",
     "Moves",
     "NetworkCertificate",
     "NotARepresentationError",
     "O",
+    "OrbitMean",
     "PerformanceWarning",
     "Pictures",
     "Plan",

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from softequiv.actions import Acts, Vectors
-from softequiv.adapt.plan import as_group
 from softequiv.asking import check_finite
 from softequiv.errors import SoftEquivError
 from softequiv.groups import Element, Group
+from softequiv.groups.parse import as_group
 from softequiv.measure.elements import as_range, drawn_moves
 from softequiv.measure.frame import inside, norms
 from softequiv.reps import Rep

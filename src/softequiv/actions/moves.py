@@ -11,7 +11,9 @@ from torch import Tensor
 from softequiv.actions.base import Acts
 from softequiv.errors import GroupError, SoftEquivError
 from softequiv.groups import Element, Group
+from softequiv.groups.angles import range_of
 from softequiv.groups.base import elements_within
+from softequiv.groups.parse import as_group
 
 
 class Moves:
@@ -23,7 +25,7 @@ class Moves:
 
     Args:
         acts: how an element moves one sample, such as `Pictures()`.
-        within: elements of at most this path length or angle, such as `degrees(30)`; without it of any.
+        within: elements of at most this path length or angle, such as `degrees(30)` or "30deg"; without it of any.
         elements: the pool itself, instead of a drawn one.
 
     >>> from softequiv import C
@@ -36,15 +38,16 @@ class Moves:
     def __init__(
         self,
         acts: Acts,
-        group: Group,
-        within: float | None = None,
+        group: Group | str,
+        within: float | str | None = None,
         *,
         count: int = 4096,
         seed: int = 0,
         elements: Sequence[Element] | None = None,
     ) -> None:
+        group = as_group(group)
         self.acts, self.group = acts, group
-        self.elements = _pool(group, within, count, seed) if elements is None else tuple(elements)
+        self.elements = _pool(group, range_of(within), count, seed) if elements is None else tuple(elements)
         if not self.elements:
             raise SoftEquivError("there is no element to move by; give at least one, such as group.identity")
         strangers = {str(g.group) for g in self.elements if g.group != group}

@@ -18,10 +18,12 @@ from softequiv.adapt.find import Found, Setting, Skipped, find
 from softequiv.adapt.geometry import Uneven, uneven_layers
 from softequiv.adapt.split import split
 from softequiv.asking import inputs_of
-from softequiv.errors import GainError, GroupError, SoftEquivError
+from softequiv.errors import GainError, SoftEquivError
 from softequiv.gains import Gain, LevelGain, least_distortion
 from softequiv.gains import softness as softness_gain
-from softequiv.groups import Group, parse_group, parse_range
+from softequiv.groups import Group
+from softequiv.groups.angles import range_of
+from softequiv.groups.parse import as_group
 from softequiv.nn import Soft, is_constraint, soft_weights
 from softequiv.reps import Action
 from softequiv.spectrum import spectrum
@@ -155,24 +157,6 @@ def matching(names: Iterable[str], patterns: Iterable[str], skipped: Iterable[Sk
             )
         out.update(hits)
     return out
-
-
-def as_group(group: Group | str) -> Group:
-    """A group, also from its name."""
-    if isinstance(group, str):
-        return parse_group(group)
-    if not isinstance(group, Group):
-        raise GroupError(f"group must be a group or its name, such as SO(2) or 'C18'; got {group!r}")
-    return group
-
-
-def range_of(within: float | str | None) -> float | None:
-    """A range, also as people write it, such as "30deg".
-
-    >>> range_of("30deg"), range_of(2.0)
-    (30deg, 2.0)
-    """
-    return parse_range(within) if isinstance(within, str) else within
 
 
 def plan(

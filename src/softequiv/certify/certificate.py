@@ -24,7 +24,6 @@ from softequiv._text import aligned
 from softequiv.adapt.bake import bake
 from softequiv.adapt.checkpoint import action_of
 from softequiv.adapt.find import Found, Setting, find
-from softequiv.adapt.plan import as_group, range_of
 from softequiv.certify.kept import (
     entries_of,
     fitting,
@@ -40,6 +39,8 @@ from softequiv.certify.weight import Located, WeightCertificate, certified, dige
 from softequiv.errors import GroupError, SoftEquivError
 from softequiv.gains import least_distortion
 from softequiv.groups import Group, parse_group
+from softequiv.groups.angles import range_of
+from softequiv.groups.parse import as_group
 from softequiv.nn import soft_weights
 from softequiv.reps import Action
 

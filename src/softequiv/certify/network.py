@@ -21,12 +21,12 @@ from torch.export.graph_signature import OutputKind, TensorArgument
 from softequiv._text import aligned
 from softequiv.adapt.bake import bake
 from softequiv.adapt.checkpoint import action_of
-from softequiv.adapt.plan import as_group
 from softequiv.certify.certificate import Certificate, certify_weights, span
 from softequiv.certify.rules import NO_CONSTANT, RULES, Call
 from softequiv.certify.signals import Affine, How, Moving, Range, Signal, UnboundedError
 from softequiv.errors import SoftEquivError
 from softequiv.groups import Group
+from softequiv.groups.parse import as_group
 from softequiv.nn import soft_weights
 from softequiv.reps import Action, Hom, Rep
 

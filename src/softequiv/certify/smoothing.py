@@ -20,7 +20,6 @@ from softequiv._text import aligned
 from softequiv.actions import Pictures
 from softequiv.adapt.bake import bake
 from softequiv.adapt.find import Setting
-from softequiv.adapt.plan import as_group, range_of
 from softequiv.asking import asked, at_home, check_finite, evaluating
 from softequiv.certify.certificate import found_located, group_of, soft_located, span
 from softequiv.certify.operator import as_hom, spectral_norm
@@ -28,7 +27,9 @@ from softequiv.certify.statistical import check_confidence, proportion_upper
 from softequiv.certify.weight import Located, certified
 from softequiv.errors import SoftEquivError
 from softequiv.groups import C, D, Element, Group, Reflection
+from softequiv.groups.angles import range_of
 from softequiv.groups.base import elements_within
+from softequiv.groups.parse import as_group
 from softequiv.nn.layers import is_scalar
 from softequiv.reps import Action
 

@@ -22,7 +22,6 @@ from torch.nn import functional
 
 from softequiv._text import aligned
 from softequiv.actions import Acts, Moves, Pictures, Points, Still
-from softequiv.adapt.plan import as_group, range_of
 from softequiv.asking import asked, at_home, check_finite, default_target, evaluating, inputs_of
 from softequiv.certify.certificate import bakeable, group_of, own_range, span, versions
 from softequiv.certify.kept import (
@@ -38,6 +37,8 @@ from softequiv.certify.kept import (
 from softequiv.certify.weight import digest, gathered
 from softequiv.errors import GroupError, SoftEquivError
 from softequiv.groups import Group, parse_group
+from softequiv.groups.angles import range_of
+from softequiv.groups.parse import as_group
 
 FORMAT = 1
 LARGEST_BET = 0.9  # a bet of 1 is ruined by one sample at the far end of its range

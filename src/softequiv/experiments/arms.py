@@ -17,7 +17,7 @@ from softequiv.baselines.rpp import rpp
 from softequiv.errors import SoftEquivError
 from softequiv.gains import LevelGain, hard
 from softequiv.groups import C, D, Group
-from softequiv.holding import HeldByMeasurement, Mixture, OrbitMean, freeze_rest, limit_gain, noisy
+from softequiv.holding import HeldByMeasurement, Mixture, freeze_rest, limit_gain, noisy
 from softequiv.nn import soft_weights
 from softequiv.nn.layers import restored_scale
 from softequiv.spectrum import spectrum
@@ -82,8 +82,10 @@ def levels(model: nn.Module, dial: float, setting: Setting) -> Armed:
 
 
 def target(model: nn.Module, dial: float, setting: Setting) -> Armed:
-    """Our filter: every weight within a certified error over the range."""
-    return Armed(soften(model, setting.group, error=dial, within=setting.within, grids=setting.grids))
+    """Our filter: every weight within a certified error over the range, projected after each step."""
+    return Armed(
+        soften(model, setting.group, error=dial, within=setting.within, grids=setting.grids, mode="project")
+    )
 
 
 def paper(model: nn.Module, dial: float, setting: Setting) -> Armed:
@@ -144,7 +146,7 @@ def ours_frozen(model: nn.Module, dial: float, setting: Setting) -> Armed:
 
 def mixture(model: nn.Module, dial: float, setting: Setting) -> Armed:
     """Probabilities averaged over quarter turns, and flips where the group has them, but for a share: the dial."""
-    return Armed(Mixture(OrbitMean(model, setting.quarters, setting.acts), model, dial))
+    return Armed(Mixture.over_orbit(model, setting.quarters, dial, setting.acts))
 
 
 def mixture_held(model: nn.Module, dial: float, setting: Setting) -> Armed:

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from softequiv.adapt.plan import as_group
 from softequiv.errors import SoftEquivError
 from softequiv.experiments.backbones import opened
 from softequiv.experiments.base import Experiment, Scale, data_folder
@@ -23,6 +22,7 @@ from softequiv.experiments.cells import Cell, Figures, Row, Settings
 from softequiv.experiments.compare import spearman
 from softequiv.experiments.pages import Claim, Figure, Page, Table
 from softequiv.experiments.speed import small_models
+from softequiv.groups.parse import as_group
 from softequiv.report.build import turned_to
 from softequiv.report.figures import SOFTNESS, dial_figure
 from softequiv.report.layer import show, shown_element, told

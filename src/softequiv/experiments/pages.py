@@ -120,8 +120,8 @@ def write_page(page: Page, rows: Sequence[Row], folder: Path, name: str) -> Path
 
 
 def write_index(folder: Path) -> None:
-    """index.md: every claim of every page in the folder, whether it holds, and where the evidence is."""
-    lines = []
+    """index.md: what was claimed and how often it held, then every claim of every page, with its evidence."""
+    claims: list[tuple[str, dict[str, Any]]] = []  # a link to its page, the claim
     for file in sorted(folder.glob("*-*.json")):
         try:
             told = json.loads(file.read_text(encoding="utf-8"))
@@ -129,17 +129,46 @@ def write_index(folder: Path) -> None:
             continue
         if not isinstance(told, dict) or not {"title", "claims", "rows"} <= told.keys():
             continue  # some other file
-        for claim in told["claims"]:
-            link = f"[{told['title'].partition('.')[0]}]({file.stem}.md)"
-            lines.append([link, claim["text"], "holds" if claim["holds"] else "does not hold", claim["evidence"]])
-    table = Table(
-        "Every claim that was tested, whether it held, and by which figures; each page has its data, seeds, spread and "
-        "command.",
-        ["", "claim", "", "evidence"],
-        lines,
+        name = told["title"].partition(".")[0]
+        claims += [(f"[{name}]({file.stem}.md)", claim) for claim in told["claims"]]
+    lines = [
+        [link, claim["text"], "holds" if claim["holds"] else "does not hold", claim["evidence"]]
+        for link, claim in claims
+    ]
+    summary = Table(
+        "What was to be shown, and in how many of the settings in which it was tried it was found. Each page has its "
+        "data, seeds, spread and command.",
+        ["claim", "holds", "where it was tried"],
+        summed_up(claims),
     )
+    table = Table("## Claim by claim", ["", "claim", "", "evidence"], lines)
     with written_whole(folder / "index.md") as part:
-        part.write_text(f"# Results\n\n{table.markdown()}", encoding="utf-8")
+        part.write_text(f"# Results\n\n{summary.markdown()}\n{table.markdown()}", encoding="utf-8")
+
+
+def summed_up(claims: Sequence[tuple[str, dict[str, Any]]]) -> list[list[str]]:
+    """Claims that say the same of several settings, "setting: claim", as one line each."""
+    alike: dict[str, dict[str, list[bool]]] = {}
+    for link, claim in claims:
+        general = claim["text"].rpartition(": ")[2]
+        alike.setdefault(general, {}).setdefault(link, []).append(claim["holds"])
+    return [
+        [
+            general,
+            counted([held for found in pages.values() for held in found]),
+            ", ".join(f"{link} {counted(found)}" for link, found in pages.items()),
+        ]
+        for general, pages in alike.items()
+    ]
+
+
+def counted(found: Sequence[bool]) -> str:
+    """How many hold.
+
+    >>> counted([True, False, True])
+    '2 of 3'
+    """
+    return f"{sum(found)} of {len(found)}"
 
 
 def told(page: Page, rows: Sequence[Row]) -> str:

@@ -50,3 +50,12 @@ def parse_range(text: str) -> float:
         )
     value, unit = float(match[1]), match[2]
     return degrees(value) if unit in ("deg", "°") else radians(value) if unit == "rad" else value
+
+
+def range_of(within: float | str | None) -> float | None:
+    """A range, also as people write it, such as "30deg".
+
+    >>> range_of("30deg"), range_of(2.0)
+    (30deg, 2.0)
+    """
+    return parse_range(within) if isinstance(within, str) else within

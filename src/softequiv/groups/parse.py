@@ -46,6 +46,15 @@ def parse_group(text: str) -> Group:
     return product(*(_parse_factor(factor, text) for factor in factors))
 
 
+def as_group(group: Group | str) -> Group:
+    """A group, also from its name."""
+    if isinstance(group, str):
+        return parse_group(group)
+    if not isinstance(group, Group):
+        raise GroupError(f"group must be a group or its name, such as SO(2) or 'C18'; got {group!r}")
+    return group
+
+
 def _parse_factor(factor: str, text: str) -> Group:
     for pattern, make in FORMS:
         match = re.fullmatch(pattern, factor, re.ASCII)

@@ -6,19 +6,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import torch
 from torch import Tensor, distributed, nn
 
 from softequiv.actions import Acts, Moves, Still
-from softequiv.asking.answers import tensor_of
+from softequiv.asking.answers import in_eval_mode, tensor_of
 from softequiv.baselines.penalty import Divergence, Penalised
 from softequiv.errors import SoftEquivError, check_amount
 
 MEMORY = 0.9  # of the running error, per measurement
 STEEPEST = 1.0  # an error of twice the target or more raises the price no faster: it has a long way to fall back
-FEWEST = 2  # samples of a measurement: batch norms have no statistics of one
 STATE = ("price", "error", "calls")
 
 
@@ -30,10 +28,11 @@ class HeldByMeasurement:
 
     with D as in `Penalised`: "kl" as iErr has it, or "squared". The price is in units of the loss, and so means the
     same for every target and divergence; an error below the target costs nothing, and training is then plain. The error
-    is measured at every call, on the first `share` of the batch (two samples at least): 1 + share forward passes a
-    step, 1.125 by default. A little at every step holds better than much at some: clipping of gradients and Adam both
-    cut a rare large term down. Measured are training batches in training mode: dropout adds to the error, and what data
-    not seen in training have must be measured on them.
+    is measured at every call, on the first `share` of the batch, upright and moved: 1 + 2 share forward passes a step,
+    1.25 by default. A little at every step holds better than much at some: clipping of gradients and Adam both cut a
+    rare large term down. Measured are training batches, in evaluation mode: in training mode dropout would add to the
+    error, and batch norms would see moved samples by statistics of their own, which the deployed model has not. What
+    data not seen in training have must be measured on them.
 
     `price`, the running mean `error` and the number of `calls` are its state: `state_dict` and `load_state_dict` carry
     it over an interruption. Where there are many processes they share one price, that of their mean error.
@@ -77,27 +76,19 @@ class HeldByMeasurement:
         loss: Callable[[Tensor, Tensor], Tensor],
         generator: torch.Generator | None = None,
     ) -> Tensor:
-        answers = tensor_of(model(x))
-        return loss(answers, y) + self.term(model, x, answers, generator)
+        return loss(tensor_of(model(x)), y) + self.term(model, x, generator)
 
-    def term(
-        self,
-        model: Callable[[Tensor], Any],
-        x: Tensor,
-        answers: Tensor,
-        generator: torch.Generator | None = None,
-    ) -> Tensor:
-        """What a loop of your own adds to its loss, of the inputs and the model's answers to them; to be called once a
-        step.
-        """
+    def term(self, model: nn.Module, x: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """What a loop of your own adds to its loss; to be called once a step."""
         self.calls += 1
-        count = min(len(x), max(FEWEST, math.ceil(self.share * len(x))))
+        count = math.ceil(self.share * len(x))
         chosen = self.moves.draw(count, generator)
-        moved = tensor_of(model(self.moves(x[:count], chosen)))
-        error = self._measured.penalty(answers[:count], moved, chosen)
+        with in_eval_mode(model):
+            answers = tensor_of(model(torch.cat([x[:count], self.moves(x[:count], chosen)])))
+        error = self._measured.penalty(answers[:count], answers[count:], chosen)
         self._follow(_mean_over_processes(error))
         if self.price == 0:
-            return answers.new_zeros(())
+            return error.new_zeros(())
         return self.price * (error / self.target - 1)
 
     def _follow(self, error: float) -> None:

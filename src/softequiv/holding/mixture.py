@@ -9,8 +9,11 @@ import math
 import torch
 from torch import Tensor, nn
 
+from softequiv.actions import Acts, Pictures
 from softequiv.asking.answers import tensor_of
 from softequiv.errors import SoftEquivError
+from softequiv.groups import Group
+from softequiv.holding.orbit import OrbitMean
 
 
 class Mixture(nn.Module):
@@ -44,6 +47,19 @@ class Mixture(nn.Module):
             raise SoftEquivError(f"eps is the share of the free part, from 0 to 1; got {eps!r}")
         self.strict, self.free, self.eps = strict, free, float(eps)
         self.trunk = nn.Identity() if trunk is None else trunk
+
+    @classmethod
+    def over_orbit(cls, model: nn.Module, group: Group | str, eps: float, acts: Acts | None = None) -> Mixture:
+        """A dial of any classifier: eps of its answer, the rest averaged over a finite group, `OrbitMean`.
+
+        Under quarter turns of pictures (`group` "C4", how `acts` moves them unless you say otherwise) the answer then
+        changes by exactly eps of what the model's does.
+
+        >>> dial = Mixture.over_orbit(nn.Sequential(nn.Flatten(), nn.Linear(16, 3)), "C4", eps=0.1).eval()
+        >>> dial.bound()
+        0.1
+        """
+        return cls(OrbitMean(model, group, Pictures() if acts is None else acts), model, eps)
 
     def forward(self, x: Tensor) -> Tensor:
         features = self.trunk(x)

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from softequiv.adapt.plan import range_of
 from softequiv.errors import SoftEquivError, WeightError
+from softequiv.groups.angles import range_of
 from softequiv.nn import SoftWeight, soft_weights
 from softequiv.spectrum import Spectrum, spectrum
 

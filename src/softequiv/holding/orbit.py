@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from softequiv.actions import Acts, Moves
-from softequiv.adapt.plan import as_group
 from softequiv.asking import tensor_of
 from softequiv.errors import GroupError, SoftEquivError
 from softequiv.groups import Group
+from softequiv.groups.parse import as_group
 
 
 class OrbitMean(nn.Module):

@@ -9,9 +9,10 @@ from collections.abc import Iterable, Mapping
 from torch import Tensor, nn
 
 from softequiv.actions import Moves
-from softequiv.adapt.plan import plan, range_of
+from softequiv.adapt.plan import plan
 from softequiv.adapt.split import split
 from softequiv.errors import GainError
+from softequiv.groups.angles import range_of
 from softequiv.reps import Action
 
 

@@ -42,10 +42,10 @@ def HeldCallback(held: HeldByMeasurement) -> Any:
             self.calls = held.calls
 
         def priced(self, model: nn.Module, args: tuple[Any, ...], named: dict[str, Any], result: Any) -> Any:
-            # asked again for the moved pictures, without labels, the model gives no loss: the hook stops there
+            # asked again in evaluation mode, for the error, the hook stops here
             if model.training and getattr(result, "loss", None) is not None:
                 x = args[0] if args else named[str(getattr(model, "main_input_name", "pixel_values"))]
-                result["loss"] = result.loss + held.term(model, x, result.logits)
+                result["loss"] = result.loss + held.term(model, x)
             return result
 
         def on_step_end(self, args: Any, state: Any, control: Any, **of: Any) -> None:

@@ -22,11 +22,11 @@ from softequiv.actions import Acts, Pictures, Still
 from softequiv.adapt.bake import bake
 from softequiv.adapt.find import Setting, Skipped, find
 from softequiv.adapt.geometry import uneven_layers
-from softequiv.adapt.plan import as_group
 from softequiv.asking.answers import asked, at_home, check_finite, default_target, evaluating
 from softequiv.asking.data import batches, check_count, count
 from softequiv.errors import SoftEquivError
 from softequiv.groups import Element, Group
+from softequiv.groups.parse import as_group
 from softequiv.measure.causes import RESAMPLING, UNKNOWN, Cause, Circumstances, causes, common_name
 from softequiv.measure.cuts import MOST_CUTS, Cut, features_of, find_cuts, replaced
 from softequiv.measure.elements import Elements, as_range, drawn_moves

@@ -17,12 +17,12 @@ from torch.nn import functional
 
 from softequiv._text import aligned
 from softequiv.actions import Acts, Pictures, Still
-from softequiv.adapt.plan import as_group
 from softequiv.asking.answers import asked, at_home, check_finite, default_target, evaluating
 from softequiv.asking.data import Batch, batches, check_count, count
 from softequiv.asking.divergence import kl_divergence
 from softequiv.errors import SoftEquivError
 from softequiv.groups import Element, Group
+from softequiv.groups.parse import as_group
 from softequiv.measure.bootstrap import Statistic, interval, mean
 from softequiv.measure.elements import Elements, as_range, check_elements, drawn
 from softequiv.measure.frame import inside, norms

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 
 from softequiv.actions import Pictures
-from softequiv.adapt.plan import as_group
 from softequiv.adapt.soften import set_softness, soften
 from softequiv.certify import Certificate, certify
 from softequiv.certify.certificate import group_of, versions
@@ -22,6 +21,7 @@ from softequiv.certify.statistical import check_confidence, how_drawn
 from softequiv.errors import SoftEquivError
 from softequiv.gains import LevelGain, softness
 from softequiv.groups import Group
+from softequiv.groups.parse import as_group
 from softequiv.measure import attribute, measure
 from softequiv.measure.elements import Elements, as_range
 from softequiv.measure.measurement import Row

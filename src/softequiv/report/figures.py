@@ -10,9 +10,9 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
-from softequiv.adapt.plan import as_group
 from softequiv.errors import SoftEquivError
 from softequiv.groups import Group
+from softequiv.groups.parse import as_group
 from softequiv.measure.plots import new_figure
 from softequiv.report.build import largest, turned_to
 from softequiv.report.layer import Shown, mosaic, show, shown_element, strongest, told
