@@ -83,9 +83,7 @@ def levels(model: nn.Module, dial: float, setting: Setting) -> Armed:
 
 def target(model: nn.Module, dial: float, setting: Setting) -> Armed:
     """Our filter: every weight within a certified error over the range, projected after each step."""
-    return Armed(
-        soften(model, setting.group, error=dial, within=setting.within, grids=setting.grids, mode="project")
-    )
+    return Armed(soften(model, setting.group, error=dial, within=setting.within, grids=setting.grids, mode="project"))
 
 
 def paper(model: nn.Module, dial: float, setting: Setting) -> Armed:

@@ -47,6 +47,16 @@ def stops_of(found: Curves, arms: Sequence[str]) -> list[Stop]:
     return [stop for arm in arms for stop in found.get(arm, [])]
 
 
+def any_of(found: Curves, arms: Sequence[str]) -> str:
+    """Those of the arms that are there, as a sentence has them.
+
+    >>> any_of({"a": [], "b": [], "c": []}, ["a", "b", "c", "d"])
+    'a, b or c'
+    """
+    there = [arm for arm in arms if arm in found]
+    return " or ".join([", ".join(there[:-1]), there[-1]] if len(there) > 1 else there)
+
+
 def better_at_equal_gain(found: Curves, arms: Sequence[str], other: str) -> Claim:
     """Whether for every stop of the other dial one of ours gains as much at a lower error."""
     ours, theirs = stops_of(found, arms), found[other]
@@ -58,7 +68,7 @@ def better_at_equal_gain(found: Curves, arms: Sequence[str], other: str) -> Clai
     )
     middle = ratios[len(ratios) // 2] if ratios else math.nan
     return Claim(
-        f"at a combined accuracy equal within one standard deviation, {' or '.join(arms)} has a lower error than "
+        f"at a combined accuracy equal within one standard deviation, {any_of(found, arms)} has a lower error than "
         f"{other}",
         wins == len(theirs),
         f"at {wins} of {len(theirs)} stops of {other} ({clear} beyond one standard deviation of both errors); median "
@@ -71,7 +81,7 @@ def at_least_as_good(found: Curves, arms: Sequence[str], base: str = "plain") ->
     best = max(stops_of(found, arms), key=lambda stop: stop.gain.mean)
     free = found[base][0]
     return Claim(
-        f"at its best, {' or '.join(arms)} has at least the combined accuracy of {base}",
+        f"at its best, {any_of(found, arms)} has at least the combined accuracy of {base}",
         best.gain.mean >= free.gain.mean,
         f"{best.gain.told(100, 2)} at {best.dial:g} against {free.gain.told(100, 2)}, with an error of "
         f"{best.error.told(1, 3)} against {free.error.told(1, 3)}",

@@ -133,8 +133,8 @@ def page(rows: Sequence[Row], scale: Scale) -> Page:
         replace(claim, text=f"{symmetry}: {claim.text}")
         for symmetry, found in panels.items()
         for claim in (
-            *(better_at_equal_gain(found, OURS, other) for other in OTHERS if other in found),
-            at_least_as_good(found, OURS),
+            *(better_at_equal_gain(found, (*OURS, *HELD), other) for other in OTHERS if other in found),
+            at_least_as_good(found, (*OURS, *HELD)),
             *(moves_the_error(found, arm) for arm in (*OURS, *OTHERS, *HELD) if arm in found),
         )
     ]

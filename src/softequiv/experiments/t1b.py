@@ -107,7 +107,7 @@ def page(rows: Sequence[Row], scale: Scale) -> Page:
         ],
         [
             *(
-                better_at_equal_gain(first, ["ours", "ours (typed)"], other)
+                better_at_equal_gain(first, ["ours", "ours (typed)", "held", "mixture"], other)
                 for other in ("relaxed", "group CNN", "penalty")
                 if other in first
             ),

@@ -6,7 +6,6 @@ The cells are T2's own where an arm is in that table too, so that all arms are t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from softequiv.experiments import t2
 from softequiv.experiments.base import Experiment, Scale
@@ -17,13 +16,10 @@ from softequiv.experiments.pages import Claim, Page, Table
 
 SEEDS = 3
 STOPS: dict[str, tuple[float, ...]] = {
-    "held": (0.02, 0.06, 0.2),
-    "mixture": (0.0, 0.1, 0.3),
     "mixture + held": (0.3,),
     "ours + held": (0.06,),
 }
 UPRIGHT = {"ours + noise": (0.5,), "ours + limit": (0.5,), "ours + frozen": (0.5,)}  # trained without turns alone
-FEW = (("held", 0.06), ("mixture + held", 0.3))
 ZERO = 1e-3  # of the plain model's error
 
 # What an arm costs beside plain training, in forward passes of a step and of an answer, and what is guaranteed.
@@ -50,7 +46,10 @@ def cells(scale: Scale) -> list[Cell]:
     """T2's cells with all labels, and those of the arms that only this table has, seed by seed."""
     if scale == "smoke":
         one = t2.cells(scale)[0]
-        return [one, *(Cell("T2", {**one.settings, "arm": arm, "dial": STOPS[arm][0]}) for arm in ("held", "mixture"))]
+        return [
+            one,
+            *(Cell("T2", {**one.settings, "arm": arm, "dial": t2.STOPS[arm][0]}) for arm in ("held", "mixture")),
+        ]
     theirs = [cell for cell in t2.cells(scale) if cell.settings["epochs"]]
     backbones, data = (t2.HUB, "cifar10") if scale == "full" else (t2.STAND_INS, "cifar10")
     mine = [
@@ -60,20 +59,9 @@ def cells(scale: Scale) -> list[Cell]:
         for settings in (
             *t2.main_settings(backbone, data, STOPS),
             *(upright for upright in t2.main_settings(backbone, data, UPRIGHT) if not upright["turned"]),
-            *few_settings(backbone, data),
         )
     ]
     return [*theirs, *mine]
-
-
-def few_settings(backbone: str, data: str) -> list[dict[str, Any]]:
-    """Few labels, trained on upright pictures."""
-    base = t2.base_settings(backbone, data)
-    return [
-        {**base, "labels": labels, "epochs": epochs, "turned": False, "arm": arm, "dial": dial}
-        for labels, epochs in t2.FEW_LABELS.items()
-        for arm, dial in FEW
-    ]
 
 
 def holds(name: str, found: Curves, arm: str) -> Claim:
