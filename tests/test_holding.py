@@ -85,7 +85,7 @@ def test_a_loose_target_is_plain_training() -> None:
     free, loose = trained(reader(), digits(), 2, 3e-3), trained(reader(), digits(), 2, 3e-3, held)
     assert held.price == 0 and held.calls == 50
     for one, other in zip(free.parameters(), loose.parameters(), strict=True):
-        assert torch.equal(one, other)
+        assert torch.allclose(one, other, atol=1e-4)  # to rounding: batches are larger
 
 
 def test_the_price_follows_its_recursion() -> None:
@@ -100,46 +100,41 @@ def test_the_price_follows_its_recursion() -> None:
     x = torch.zeros(6, 1, 2, 2)
     x[:, 0, 0, 0] = 1  # every turn moves the one pixel that is looked at
     held = HeldByMeasurement(QUARTERS, target=0.05, rate=0.3, divergence="squared", share=0.5)
-    model, price = Leaning(), 0.0
-    for size in [0.4, 0.2, 0.15, 0.1, *[0.01] * 5]:
+    model, level, mean = Leaning(), 0.0, None
+    for size in [0.4, 0.2, 0.15, 0.1, *[0.01] * 40]:
         with torch.no_grad():
             scale.fill_(size)
         term = held.term(model, x)
         error = 2 * size**2
-        price = max(0.0, price + 0.3 * min(error / 0.05 - 1, 1.0))
-        assert held.price == pytest.approx(price, rel=1e-5)
+        mean = error if mean is None else 0.9 * mean + 0.1 * error
+        over = min(mean / 0.05 - 1, 1.0)
+        level = max(0.0, level + 0.3 * over)
+        price = max(0.0, level + 0.1 * over)
+        assert held.price == pytest.approx(price, rel=1e-4)
         assert float(term.detach()) == pytest.approx(price * (error / 0.05 - 1), rel=1e-4)
     assert held.price == 0 == term and not term.requires_grad
 
 
-@pytest.mark.parametrize(("share", "rows"), [(0.5, 8 * 24), (1.0, 8 * 36), (0.25, 8 * 18), (0.01, 8 * 14)])
-def test_the_stated_cost_is_the_cost(share: float, rows: int) -> None:
-    """1 + 2 share forward passes a step, and one sample at least."""
+@pytest.mark.parametrize(("share", "measured"), [(0.5, 6), (1.0, 12), (0.25, 3), (0.01, 1)])
+def test_the_stated_cost_is_the_cost(share: float, measured: int) -> None:
+    """1 + share forward passes a step, and one sample at least; twice the share in a loop of one's own."""
     seen = []
     net, x = reader(), torch.rand(12, 1, 8, 8)
     net.register_forward_pre_hook(lambda _, args: seen.append(len(args[0])))
     held = HeldByMeasurement(QUARTERS, 0.1, share=share)
-    for _ in range(8):
-        held(net, x, torch.zeros(12).long(), functional.cross_entropy)
-    assert sum(seen) == rows
+    held(net, x, torch.zeros(12).long(), functional.cross_entropy)
+    held.term(net, x)
+    assert seen == [12 + measured, 2 * measured] and held.calls == 2
 
 
-def test_what_is_held_is_the_model_in_evaluation_mode() -> None:
-    """Dropout and batch statistics are not part of the error, and the measurement leaves no trace in the model."""
+def test_batch_norms_add_nothing_to_the_error() -> None:
+    """An invariant network is found to be so in training mode: upright and moved samples share their statistics."""
     torch.manual_seed(0)
-    parts = [nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Dropout(0.5), nn.Flatten(), nn.Linear(144, 3)]
+    parts = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.BatchNorm1d(1), nn.Linear(1, 3)]
     net, x = nn.Sequential(*parts), torch.rand(8, 1, 8, 8)
-    for _ in range(20):
-        net(x)
-    net[1].eval()  # a layer that the user keeps frozen
-    before = copy.deepcopy(net.state_dict())
-    held = HeldByMeasurement(Moves(Pictures(), se.C(4), elements=QUARTERS.elements[:1]), 1e-6, share=1.0)
-    assert held.term(net, x).requires_grad
-    assert [module.training for module in net] == [True, False, True, True, True]
-    assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
-    with torch.no_grad():
-        quarter = se.Pictures()(x, QUARTERS.elements[0])
-        assert held.error == pytest.approx(float(kl_divergence(net.eval()(x), net(quarter), -1).mean()), rel=1e-4)
+    held = HeldByMeasurement(QUARTERS, 1e-5)
+    for term in (held.term(net, x), held(net, x, torch.zeros(8).long(), lambda answers, _: 0 * answers.sum())):
+        assert held.error < 1e-7 and held.price == 0 == term
 
 
 def test_state_survives_an_interruption() -> None:

@@ -16,26 +16,20 @@ from softequiv.errors import SoftEquivError
 
 
 @contextmanager
-def in_eval_mode(model: nn.Module) -> Iterator[None]:
-    """The model in eval mode; every module's own mode is restored afterwards."""
-    modes = [(module, module.training) for module in model.modules()]
-    try:
-        model.eval()
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training
-
-
-@contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
     """The model in eval mode without gradients; every module's own mode is restored afterwards."""
     if not isinstance(model, nn.Module):
         raise SoftEquivError(f"model must be a torch module; got {type(model).__name__}: wrap a function in one")
     if any(tensor.is_meta for tensor in model.parameters()):
         raise SoftEquivError("the model is on the meta device, where weights have no values; load them first")
-    with in_eval_mode(model), torch.inference_mode(False), torch.no_grad():  # derivatives are asked for below
-        yield
+    modes = [(module, module.training) for module in model.modules()]
+    try:
+        model.eval()
+        with torch.inference_mode(False), torch.no_grad():  # derivatives are asked for below
+            yield
+    finally:
+        for module, training in modes:
+            module.training = training
 
 
 def at_home(model: nn.Module, x: Tensor) -> Tensor:

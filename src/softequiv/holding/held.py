@@ -11,31 +11,34 @@ import torch
 from torch import Tensor, distributed, nn
 
 from softequiv.actions import Acts, Moves, Still
-from softequiv.asking.answers import in_eval_mode, tensor_of
+from softequiv.asking.answers import tensor_of
 from softequiv.baselines.penalty import Divergence, Penalised
 from softequiv.errors import SoftEquivError, check_amount
 
 MEMORY = 0.9  # of the running error, per measurement
 STEEPEST = 1.0  # an error of twice the target or more raises the price no faster: it has a long way to fall back
-STATE = ("price", "error", "calls")
+GAIN = 0.1  # of the part of the price that answers at once; it damps the part that adds up, which alone swings
+STATE = ("level", "error", "calls")
 
 
 class HeldByMeasurement:
     """A training objective that holds the error of the answers at a target, by a primal-dual multiplier:
 
         min_theta max_{price >= 0}  loss(F(x), y) + price * (e / target - 1),   e = mean D(F(g x), g F(x)),
-        price <- max(0, price + rate * min(e / target - 1, 1))                  at each measurement,
+        level <- max(0, level + rate * over),   price = max(0, level + over / 10),   over = min(error / target - 1, 1)
 
-    with D as in `Penalised`: "kl" as iErr has it, or "squared". The price is in units of the loss, and so means the
-    same for every target and divergence; an error below the target costs nothing, and training is then plain. The error
-    is measured at every call, on the first `share` of the batch, upright and moved: 1 + 2 share forward passes a step,
-    1.25 by default. A little at every step holds better than much at some: clipping of gradients and Adam both cut a
-    rare large term down. Measured are training batches, in evaluation mode: in training mode dropout would add to the
-    error, and batch norms would see moved samples by statistics of their own, which the deployed model has not. What
-    data not seen in training have must be measured on them.
+    at each measurement, with `error` the running mean of e and D as in `Penalised`: "kl" as iErr has it, or "squared".
+    The price is in units of the loss, and so means the same for every target and divergence; an error below the target
+    soon costs nothing. The error is measured at every step, on the first `share` of the batch, whose moved copies go
+    through the model beside the batch: 1 + share forward passes, 1.125 by default. A little at every step holds better
+    than much at some: clipping of gradients and Adam both cut a rare large term down.
 
-    `price`, the running mean `error` and the number of `calls` are its state: `state_dict` and `load_state_dict` carry
-    it over an interruption. Where there are many processes they share one price, that of their mean error.
+    Measured are training batches, in training mode. Batch norms see upright and moved samples in one batch, so their
+    statistics add nothing to the error; dropout does add to it, and the error without dropout is then lower. What data
+    not seen in training have must be measured on them.
+
+    `level`, the running `error` and the number of `calls` are its state: `state_dict` and `load_state_dict` carry it
+    over an interruption. Where there are many processes they share one price, that of their mean error.
 
     >>> from softequiv import C
     >>> from softequiv.actions import Pictures
@@ -52,7 +55,7 @@ class HeldByMeasurement:
         target: float,
         *,
         share: float = 0.125,
-        rate: float = 0.05,
+        rate: float = 0.01,
         divergence: Divergence = "kl",
         outputs: Acts | None = None,
     ) -> None:
@@ -63,10 +66,19 @@ class HeldByMeasurement:
             raise SoftEquivError(f"share is the part of a batch that is measured, above 0 and up to 1; got {share!r}")
         self.moves, self.target, self.share, self.rate = moves, float(target), float(share), rate
         self._measured = Penalised(moves, 1.0, Still() if outputs is None else outputs, divergence)
-        self.price, self.error, self.calls = 0.0, math.nan, 0
+        self.level, self.error, self.calls = 0.0, math.nan, 0
 
     def __repr__(self) -> str:
         return f"HeldByMeasurement(target={self.target:g}, price={self.price:.3g}, error={self.error:.3g})"
+
+    @property
+    def price(self) -> float:
+        """What an error of twice the target costs now, in units of the loss."""
+        return 0.0 if self.calls == 0 else max(0.0, self.level + GAIN * self._over)
+
+    @property
+    def _over(self) -> float:
+        return min(self.error / self.target - 1, STEEPEST)
 
     def __call__(
         self,
@@ -76,39 +88,51 @@ class HeldByMeasurement:
         loss: Callable[[Tensor, Tensor], Tensor],
         generator: torch.Generator | None = None,
     ) -> Tensor:
-        return loss(tensor_of(model(x)), y) + self.term(model, x, generator)
+        moved, chosen = self._moved(x, generator)
+        answers = tensor_of(model(torch.cat([x, moved])))
+        return loss(answers[: len(x)], y) + self._priced(answers[: len(moved)], answers[len(x) :], chosen)
 
     def term(self, model: nn.Module, x: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """What a loop of your own adds to its loss; to be called once a step."""
-        self.calls += 1
+        """What a loop of your own adds to its loss; to be called once a step. The measured share is asked for anew,
+        upright and moved: 1 + 2 share forward passes in all.
+        """
+        moved, chosen = self._moved(x, generator)
+        answers = tensor_of(model(torch.cat([x[: len(moved)], moved])))
+        return self._priced(answers[: len(moved)], answers[len(moved) :], chosen)
+
+    def _moved(self, x: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
+        """The measured samples, moved, and by what."""
         count = math.ceil(self.share * len(x))
         chosen = self.moves.draw(count, generator)
-        with in_eval_mode(model):
-            answers = tensor_of(model(torch.cat([x[:count], self.moves(x[:count], chosen)])))
-        error = self._measured.penalty(answers[:count], answers[count:], chosen)
+        return self.moves(x[:count], chosen), chosen
+
+    def _priced(self, answers: Tensor, moved_answers: Tensor, chosen: Tensor) -> Tensor:
+        """Measure, let the price follow, and charge it."""
+        error = self._measured.penalty(answers, moved_answers, chosen)
         self._follow(_mean_over_processes(error))
         if self.price == 0:
             return error.new_zeros(())
         return self.price * (error / self.target - 1)
 
     def _follow(self, error: float) -> None:
-        """The price after a measurement."""
+        """The state after a measurement."""
+        self.calls += 1
         if not math.isfinite(error):
             raise SoftEquivError(
                 f"the measured error became {error} at call {self.calls}; lower the learning rate, or clip gradients"
             )
         self.error = error if math.isnan(self.error) else MEMORY * self.error + (1 - MEMORY) * error
-        self.price = max(0.0, self.price + self.rate * min(error / self.target - 1, STEEPEST))
+        self.level = max(0.0, self.level + self.rate * self._over)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Price, running error and calls, as float64."""
+        """Level, running error and calls, as float64."""
         return {name: torch.tensor(getattr(self, name), dtype=torch.float64) for name in STATE}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Go on from what `state_dict` gave."""
         if set(state) != set(STATE):
             raise SoftEquivError(f"the state of a held target has {', '.join(STATE)}; got {', '.join(state) or 'none'}")
-        self.price, self.error, self.calls = float(state["price"]), float(state["error"]), int(state["calls"])
+        self.level, self.error, self.calls = float(state["level"]), float(state["error"]), int(state["calls"])
 
 
 def _mean_over_processes(error: Tensor) -> float:

@@ -42,7 +42,7 @@ def HeldCallback(held: HeldByMeasurement) -> Any:
             self.calls = held.calls
 
         def priced(self, model: nn.Module, args: tuple[Any, ...], named: dict[str, Any], result: Any) -> Any:
-            # asked again in evaluation mode, for the error, the hook stops here
+            # asked again without labels, for the error, the model returns no loss and the hook stops here
             if model.training and getattr(result, "loss", None) is not None:
                 x = args[0] if args else named[str(getattr(model, "main_input_name", "pixel_values"))]
                 result["loss"] = result.loss + held.term(model, x)
