@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -169,6 +170,43 @@ def test_a_page_says_what_was_claimed_found_and_how_to_do_it_again(tmp_path):
     assert (tmp_path / "out" / "X-small-line.svg").read_bytes() == before
     with pytest.raises(SoftEquivError, match="scales are smoke, small, full; got 'large'"):
         reproduce(experiment, "large", out=tmp_path)
+
+
+def test_a_page_that_was_kept_without_its_cells_is_not_computed_again(tmp_path):
+    experiment = Experiment("X", "Squares", lambda scale: cells(tmp_path), work, page)
+    found = reproduce(experiment, "small", out=tmp_path / "out")
+    before, kept = found.read_text(), tmp_path / "out" / "cells" / "X-small"
+    shutil.rmtree(kept)
+    failing = Experiment("X", "Squares", lambda scale: cells(tmp_path), lambda settings: 1 / 0, page)
+    assert reproduce(failing, "small", out=tmp_path / "out").read_text() == before
+    told = json.loads((tmp_path / "out" / "X-small.json").read_text())
+    told["rows"][1]["left out"] = ["picture"]
+    (tmp_path / "out" / "X-small.json").write_text(json.dumps(told))
+    shutil.rmtree(kept)
+    with pytest.raises(SoftEquivError, match="1 of 4 cells failed"):
+        reproduce(failing, "small", out=tmp_path / "out")
+
+
+def test_figures_too_long_for_a_page_are_named(tmp_path):
+    experiment = Experiment(
+        "X", "Long", lambda scale: cells(tmp_path, 1), lambda settings: {"long": "x" * 30_000}, bare
+    )
+    told = json.loads(reproduce(experiment, "small", out=tmp_path / "out").with_suffix(".json").read_text())
+    assert told["rows"][0]["left out"] == ["long"] and "long" not in told["rows"][0]["figures"]
+
+
+def bare(rows: Any, scale: str) -> Page:
+    return Page("X. Bare", ["Nothing."])
+
+
+def test_an_unfinished_page_says_so_and_computes_nothing(tmp_path):
+    few, all_ = (Experiment("X", "Squares", lambda _, n=n: cells(tmp_path, n), work, page) for n in (2, 4))
+    with pytest.raises(SoftEquivError, match="no cell of X"):
+        reproduce(few, "small", out=tmp_path / "out", unfinished=True)
+    reproduce(few, "small", out=tmp_path / "out")
+    text = reproduce(all_, "small", out=tmp_path / "out", unfinished=True).read_text()
+    assert "**Unfinished**: 2 of 4 cells" in text and "| 1 | 1 |" in text and "| 3 | 9 |" not in text
+    assert "Unfinished" not in reproduce(all_, "small", out=tmp_path / "out").read_text()
 
 
 @pytest.mark.parametrize("content", ["{", "[1]", '{"claims": []}'])

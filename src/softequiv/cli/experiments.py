@@ -28,6 +28,7 @@ def reproduce_command(
     cpus: options.CellCPUs = 1.0,
     gpus: options.CellGPUs = 0.0,
     retries: options.Retries = 3,
+    unfinished: options.Unfinished = False,
     shown: options.ExperimentList = False,
 ) -> Answer:
     """Make a table or figure of the paper again.
@@ -45,7 +46,7 @@ def reproduce_command(
         raise typer.BadParameter(f"say which: {', '.join(names())}; --list tells what they are")
     runner = runner_of(on, jobs, address, cpus, gpus, retries)
     chosen = experiment(name)
-    page = reproduce(chosen, cast(Scale, scale), out=out, runner=runner)
+    page = reproduce(chosen, cast(Scale, scale), out=out, runner=runner, unfinished=unfinished)
     return Answer(
         {"experiment": chosen.name, "scale": scale, "page": str(page)}, (Text(f"{chosen.title}: written to {page}"),)
     )

@@ -106,6 +106,9 @@ ExperimentList = Annotated[bool, typer.Option("--list", help="Show what can be r
 ScaleName = Annotated[str, typer.Option("--scale", help="smoke: seconds; small: a workstation; full: as in the paper.")]
 Results = Annotated[Path, typer.Option("--out", "-o", help="The folder of pages, figures and finished cells.")]
 Jobs = Annotated[int, typer.Option("--jobs", "-j", help="Cells side by side, each in a process.", min=1)]
+Unfinished = Annotated[
+    bool, typer.Option("--unfinished", help="Compute nothing; write the page from the cells that are there.")
+]
 On = Annotated[str, typer.Option("--on", help="Where cells are computed: here, or ray, a cluster.")]
 Address = Annotated[
     str | None, typer.Option("--address", help="The Ray cluster: HOST:PORT or auto; by default one started here.")

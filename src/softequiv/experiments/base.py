@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, get_args
 
 from softequiv.errors import SoftEquivError
-from softequiv.experiments.cells import Cell, Row, Runner, Work, run_cells
+from softequiv.experiments.cells import Cell, Row, Runner, Work, read_row, run_cells, take_up
 from softequiv.experiments.pages import Page, write_page
 
 Scale = Literal["smoke", "small", "full"]
@@ -33,19 +33,35 @@ def reproduce(
     *,
     out: Path = Path("results"),
     runner: Runner | None = None,
+    unfinished: bool = False,
 ) -> Path:
     """Fill every cell that is not there, then write the page; the path of the page.
 
     `smoke` takes seconds and means nothing, `small` is what a workstation does on real data, `full` is the paper's own
-    setting. Cells are kept in `out/cells` and used again; the runner computes those that are missing, by default this
-    machine, one after another.
+    setting. Cells are kept in `out/cells` and used again, as are the rows of an earlier page; the runner computes those
+    that are missing, by default this machine, one after another. An `unfinished` page computes none, and says how many
+    are missing.
     """
     if scale not in get_args(Scale):
         raise SoftEquivError(f"the scales are {', '.join(get_args(Scale))}; got {scale!r}")
     cells = experiment.cells(scale)
     kept = out / "cells" / f"{cells[0].experiment}-{scale}"  # a figure may show the cells of a table
-    rows = run_cells(cells, experiment.work, kept, runner=runner)
-    return write_page(experiment.page(rows, scale), rows, out, f"{experiment.name}-{scale}")
+    kept.mkdir(parents=True, exist_ok=True)
+    take_up(out / f"{cells[0].experiment}-{scale}.json", cells, kept)
+    rows = present(cells, kept) if unfinished else run_cells(cells, experiment.work, kept, runner=runner)
+    page = experiment.page(rows, scale)
+    if len(rows) < len(cells):
+        missing = f"**Unfinished**: {len(rows)} of {len(cells)} cells are there, and all below is of these alone."
+        page = replace(page, sentences=[missing, *page.sentences])
+    return write_page(page, rows, out, f"{experiment.name}-{scale}")
+
+
+def present(cells: Sequence[Cell], folder: Path) -> list[Row]:
+    """The rows of the cells that are there."""
+    rows = [row for row in (read_row(folder, cell) for cell in cells) if row is not None]
+    if not rows:
+        raise SoftEquivError(f"no cell of {cells[0].experiment} is in {folder} to make a page of; compute some first")
+    return rows
 
 
 def data_root() -> Path:

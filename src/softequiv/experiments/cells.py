@@ -182,6 +182,21 @@ def keep(cell: Cell, told: Told, folder: Path) -> str:
     return ""
 
 
+def take_up(page: Path, cells: Sequence[Cell], folder: Path) -> None:
+    """Write the files of cells that are not there and whose rows a page's JSON holds, whole: what was published
+    without its cells is not computed again.
+    """
+    try:
+        rows = json.loads(page.read_text(encoding="utf-8"))["rows"]
+        known = {Cell(cells[0].experiment, row["settings"]).key: row for row in rows if "left out" not in row}
+    except (OSError, ValueError, KeyError, TypeError):
+        return
+    for cell in cells:
+        row = known.get(cell.key, {})
+        if {"figures", "versions"} <= row.keys() and read_row(folder, cell) is None:
+            keep(cell, {"experiment": cell.experiment, **row}, folder)
+
+
 def read_row(folder: Path, cell: Cell) -> Row | None:
     """The row of a cell, if its file is there and whole."""
     try:

@@ -179,10 +179,11 @@ def told(page: Page, rows: Sequence[Row]) -> str:
 
 
 def row_told(row: Row) -> dict[str, Any]:
-    """A row as JSON, its figures to six digits; pictures stay in the cells."""
+    """A row as JSON, its figures to six digits; pictures stay in the cells, and what was left out is named."""
     small = {k: v for k, v in row.figures.items() if len(json.dumps(v)) <= LONGEST}
     figures = {k: float(f"{v:.6g}") if isinstance(v, float) else v for k, v in small.items()}
-    return {"settings": dict(row.settings), "figures": figures, "seconds": row.seconds, "device": row.device}
+    told = asdict(row) | {"settings": dict(row.settings), "figures": figures}
+    return told if len(small) == len(row.figures) else told | {"left out": sorted(row.figures.keys() - small.keys())}
 
 
 def comma_separated(rows: Sequence[Row]) -> str:
