@@ -746,6 +746,18 @@ def test_a_tensor_that_layers_share_is_filtered_for_each_of_them_or_not_at_all(o
         assert torch.allclose(soft.get_submodule(number).weight, filtered if chosen else before, atol=1e-6)
 
 
+def test_a_checkpoint_does_not_filter_a_shared_tensor_twice_either(tmp_path: Path) -> None:
+    def layers() -> nn.Sequential:
+        return nn.Sequential(nn.Conv2d(4, 4, 3), nn.Conv2d(4, 4, 3))
+
+    se.save(se.soften(layers(), "C4", softness=0.4, mode="project"), tmp_path / "soft")
+    tied = layers()
+    tied[1].weight = tied[0].weight
+    with pytest.raises(se.WeightError, match="are one tensor"):
+        se.load(tied, tmp_path / "soft")
+    assert next(se.soft_weights(tied), None) is None
+
+
 def soft_once(weight: Tensor) -> Tensor:
     return se.softness(0.4)(weight, se.grid(se.C(4), 3, 3))
 

@@ -20,10 +20,11 @@ from torch import Tensor, nn
 
 from softequiv._files import path_of, read_json, written_whole
 from softequiv.adapt.plan import plan
+from softequiv.adapt.soften import carry_out
 from softequiv.errors import SoftEquivError
 from softequiv.gains import Gain, hard, least_distortion, schur, smooth, softness
 from softequiv.groups import Angle, parse_group
-from softequiv.nn import project, set_gain, soft_weights, soften_weight, softenable
+from softequiv.nn import project, set_gain, soft_weights
 from softequiv.reps import Action, Cube, Rep, Square
 
 WEIGHTS, RECIPE, FORMAT = "model.safetensors", "softequiv.json", 1
@@ -265,9 +266,7 @@ def apply_recipe(model: nn.Module, wanted: Mapping[str, Any]) -> None:
     gains = {name: read_gain(entry["gain"]) for name, entry in wanted["weights"].items()}
     for name, weight in planned.items():
         gains[name].on(weight.soft.rep)  # one that does not fit is refused before anything changes
-        softenable(model.get_submodule(weight.found.module), weight.found.attribute, wanted["mode"], name)
-    for weight in planned.values():
-        soften_weight(model.get_submodule(weight.found.module), weight.found.attribute, weight.soft, wanted["mode"])
+    carry_out(model, todo, wanted["mode"])
     for own in soft_weights(model):
         set_gain(own, gains[own.name])
 

@@ -142,8 +142,8 @@ def verified(file: Path, net: nn.Module, data: Path | None, size: int | None, li
     """Whether the certificate in a file holds for a model."""
     certificate = read_certificate(file)
     if isinstance(certificate, Certificate):
-        if data is not None:
-            raise typer.BadParameter("this certificate is of weights; leave --data out")
+        if any(given is not None for given in (data, size, limit)):
+            raise typer.BadParameter("this certificate is of weights; leave --data, --size and --limit out")
         result = certificate.verify(net)
         style = "green" if result.ok else "red"
         return Answer(dataclasses.asdict(result), (Text(str(result), style=style),), 0 if result.ok else 1)
