@@ -109,9 +109,9 @@ def test_the_price_follows_its_recursion() -> None:
         mean = error if mean is None else 0.9 * mean + 0.1 * error
         over = min(mean / 0.05 - 1, 1.0)
         level = max(0.0, level + 0.3 * over)
-        price = max(0.0, level + 0.1 * over)
+        price = max(0.0, level + over)
         assert held.price == pytest.approx(price, rel=1e-4)
-        assert float(term.detach()) == pytest.approx(price * (error / 0.05 - 1), rel=1e-4)
+        assert float(term.detach()) == pytest.approx(price * (error - 0.05), rel=1e-4)
     assert held.price == 0 == term and not term.requires_grad
 
 

@@ -17,20 +17,20 @@ from softequiv.errors import SoftEquivError, check_amount
 
 MEMORY = 0.9  # of the running error, per measurement
 STEEPEST = 1.0  # an error of twice the target or more raises the price no faster: it has a long way to fall back
-GAIN = 0.1  # of the part of the price that answers at once; it damps the part that adds up, which alone swings
 STATE = ("level", "error", "calls")
 
 
 class HeldByMeasurement:
     """A training objective that holds the error of the answers at a target, by a primal-dual multiplier:
 
-        min_theta max_{price >= 0}  loss(F(x), y) + price * (e / target - 1),   e = mean D(F(g x), g F(x)),
-        level <- max(0, level + rate * over),   price = max(0, level + over / 10),   over = min(error / target - 1, 1)
+        min_theta max_{price >= 0}  loss(F(x), y) + price * (e - target),   e = mean D(F(g x), g F(x)),
+        level <- max(0, level + rate * over),   price = max(0, level + over),   over = min(error / target - 1, 1)
 
     at each measurement, with `error` the running mean of e and D as in `Penalised`: "kl" as iErr has it, or "squared".
-    The price is in units of the loss, and so means the same for every target and divergence; an error below the target
-    soon costs nothing. The error is measured at every step, on the first `share` of the batch, whose moved copies go
-    through the model beside the batch: 1 + share forward passes, 1.125 by default. A little at every step holds better
+    The price is that of a penalty: it starts at 1, the natural exchange where loss and D are both in nats or both
+    squares, answers at once to where the error stands, and adds up slowly what is left. An error below the target soon
+    costs nothing. The error is measured at every step, on the first `share` of the batch, whose moved copies go through
+    the model beside the batch: 1 + share forward passes, 1.125 by default. A little at every step holds better
     than much at some: clipping of gradients and Adam both cut a rare large term down.
 
     Measured are training batches, in training mode. Batch norms see upright and moved samples in one batch, so their
@@ -55,7 +55,7 @@ class HeldByMeasurement:
         target: float,
         *,
         share: float = 0.125,
-        rate: float = 0.01,
+        rate: float = 0.03,
         divergence: Divergence = "kl",
         outputs: Acts | None = None,
     ) -> None:
@@ -73,8 +73,8 @@ class HeldByMeasurement:
 
     @property
     def price(self) -> float:
-        """What an error of twice the target costs now, in units of the loss."""
-        return 0.0 if self.calls == 0 else max(0.0, self.level + GAIN * self._over)
+        """What a unit of the error costs now, in units of the loss."""
+        return 0.0 if self.calls == 0 else max(0.0, self.level + self._over)
 
     @property
     def _over(self) -> float:
@@ -112,7 +112,7 @@ class HeldByMeasurement:
         self._follow(_mean_over_processes(error))
         if self.price == 0:
             return error.new_zeros(())
-        return self.price * (error / self.target - 1)
+        return self.price * (error - self.target)
 
     def _follow(self, error: float) -> None:
         """The state after a measurement."""
