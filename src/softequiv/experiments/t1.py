@@ -54,7 +54,12 @@ TURNED = [
     ("penalty", 1.0),
     ("held", 0.03),
 ]
-FEW = [("plain", 1.0), *((arm, stop) for arm in ("ours", "paper", "RPP") for stop in (0.0, 0.025, 0.05, 0.1))]
+FEW = [
+    ("plain", 1.0),
+    *((arm, stop) for arm in ("ours", "paper", "RPP") for stop in (0.0, 0.025, 0.05, 0.1)),
+    ("penalty", 1.0),
+    ("held", 0.1),
+]
 FEW_LABELS = {0.01: 300, 0.1: 100}  # share of the labels, and epochs: with few digits an epoch is a few steps
 STEPS_AT_LEAST = 8  # of an epoch
 RECIPE = Recipe(epochs=30, batch=512, optimizer="adam", rate=1e-3, weight_decay=1e-4, schedule="linear")

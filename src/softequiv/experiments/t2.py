@@ -94,7 +94,7 @@ SMALL = Recipe(
 FULL = Recipe(epochs=30, batch=128, rate=1e-5, head_rate=1e-3, weight_decay=0.01, precision="bf16")
 BACKBONES = {
     "vit-cifar10": Tuned(SMALL, TEN.normalised, SIDE),
-    "resnet56-cifar10": Tuned(replace(SMALL, epochs=8, rate=7e-4), TEN.normalised, SIDE),
+    "resnet56-cifar10": Tuned(replace(SMALL, rate=7e-4), TEN.normalised, SIDE),
     "google/vit-base-patch16-224": Tuned(FULL, HALVES),
     "facebook/dinov2-base": Tuned(FULL, IMAGENET),
     "microsoft/resnet-50": Tuned(replace(FULL, rate=5e-5), IMAGENET),
