@@ -49,20 +49,22 @@ def synchronise() -> None:
         torch.cuda.synchronize()
 
 
-def stepper(model: nn.Module, compiled: bool) -> Callable[[], None]:
-    """One training step on random data, as a function."""
+def stepper(model: nn.Module, compiled: bool, together: bool = False) -> Callable[[], None]:
+    """One training step on random data, as a function; `together`: error targets are solved for at once before it."""
     model = model.to(DEVICE).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=DEVICE == "cuda")
     if any(weight.filtered.mode == "project" for weight in se.soft_weights(model)):
         se.hold(model, optimizer)
     pixels = torch.randn(BATCH, 3, SIZE, SIZE, device=DEVICE)
     forward = torch.compile(model) if compiled else model
+    solved = se.solved_together(model) if together else contextlib.nullcontext()
 
     def step() -> None:
-        with torch.autocast(DEVICE, torch.bfloat16):
-            logits: Tensor = forward(pixel_values=pixels).logits
-        loss = logits.float().square().mean()
-        loss.backward()
+        with solved:
+            with torch.autocast(DEVICE, torch.bfloat16):
+                logits: Tensor = forward(pixel_values=pixels).logits
+            loss = logits.float().square().mean()
+            loss.backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 
@@ -87,10 +89,13 @@ def ratios(build: Callable[[], nn.Module], compiled: bool) -> dict[str, float]:
         "parametrize": lambda: se.soften(build(), "SO(2)", softness=0.9),
         "project": lambda: se.soften(build(), "SO(2)", softness=0.9, mode="project"),
         "baked": lambda: se.bake(se.soften(build(), "SO(2)", softness=0.9)),
+        "target": lambda: se.soften(build(), "SO(2)", error=0.2, within="30deg"),
     }
+    if not compiled:  # a compiled model solves in its own graph
+        variants["target, together"] = variants["target"]
     steps = {}
     for name, make in variants.items():
-        steps[name] = stepper(make(), compiled)
+        steps[name] = stepper(make(), compiled, together=name == "target, together")
         for _ in range(5 if DEVICE == "cuda" else 1):
             steps[name]()
     times = turns(steps, ROUNDS)
@@ -134,13 +139,14 @@ def main() -> None:
     device = torch.cuda.get_device_name() if DEVICE == "cuda" else "CPU"
     figures: dict[str, object] = {"device": device, "torch": torch.__version__, "batch": BATCH, "pixels": SIZE}
     print(f"training step, batch {BATCH}, {SIZE} pixels, {device}\n")
-    print("| model | run | plain (ms) | parametrize | project | baked | kernels (ms) | parametrize | project |")
-    print("|" + "---|" * 9)
+    walls = ("parametrize", "project", "baked", "target", "target, together")
+    print(f"| model | run | plain (ms) | {' | '.join(walls)} | kernels (ms) | parametrize | project |")
+    print("|" + "---|" * (6 + len(walls)))
     for name in arguments.models:
         for compiled in (False,) if arguments.eager_only or DEVICE == "cpu" else (False, True):
             run = "compiled" if compiled else "eager"
             figures[f"{name} {run}"] = found = ratios(MODELS[name], compiled)
-            cells = " | ".join(f"{found[key]:.3f}" for key in ("parametrize", "project", "baked"))
+            cells = " | ".join(f"{found[key]:.3f}" if key in found else "" for key in walls)
             kernels = " | ".join(f"{found[key + ', kernels']:.3f}" for key in ("parametrize", "project"))
             print(
                 f"| {name} | {run} | {found['milliseconds']:.1f} | {cells} "

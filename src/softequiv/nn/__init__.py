@@ -11,6 +11,7 @@ from softequiv.nn.layers import (
     SoftTable,
 )
 from softequiv.nn.nonlinear import CopyNorm, Gated, NormReLU, VectorReLU, gated
+from softequiv.nn.together import solved_together
 from softequiv.nn.weight import (
     FilteredWeight,
     Layout,
@@ -52,4 +53,5 @@ __all__ = [
     "soft_weights",
     "soften_weight",
     "softenable",
+    "solved_together",
 ]

@@ -69,6 +69,23 @@ class Soft:
     layout: Layout = field(default_factory=Layout)
 
 
+@dataclass(frozen=True)
+class Prepared:
+    """W = gain(Theta), filtered ahead of its use, and what it was made from."""
+
+    weight: Tensor
+    theta: Tensor
+    version: int
+    fitted: tuple[torch.dtype, torch.device]
+
+    def serves(self, theta: Tensor, fitted: tuple[torch.dtype, torch.device]) -> bool:
+        """Whether filtering now would give the same value and the same gradient."""
+        if theta is not self.theta or theta._version != self.version or fitted is not self.fitted:
+            return False
+        recorded = self.weight.requires_grad == theta.requires_grad and not self.weight.is_inference()
+        return recorded or not torch.is_grad_enabled()
+
+
 class FilteredWeight(nn.Module):
     """Theta -> W = gain(Theta), in float32 or float64 whatever autocast says; the filter follows the module around."""
 
@@ -79,12 +96,14 @@ class FilteredWeight(nn.Module):
     def __init__(self, soft: Soft, mode: Mode, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
         self.mode = mode
+        self.ready: Prepared | None = None
         self.order: tuple[str, ...] = ()  # of the module's parameters, for baking: torch moves what is parametrised
         self.set_soft(soft, dtype, device)
 
     def set_soft(self, soft: Soft, dtype: torch.dtype, device: torch.device) -> None:
         """Do this from now on, to weights of this dtype on this device."""
         self.soft = soft
+        # a new object each time, by which what was prepared is known to be out of date
         self.fitted = (torch.float64 if dtype == torch.float64 else torch.float32, device)
         self.filter = soft.gain.on(soft.rep).to(*self.fitted)
         self.held = soft.gain.constraint(soft.rep).to(*self.fitted) if self.mode == "project" else self.filter
@@ -99,7 +118,10 @@ class FilteredWeight(nn.Module):
             self.set_soft(self.soft, precision, device)
 
     def forward(self, theta: Tensor) -> Tensor:
-        matrix = None if torch.compiler.is_compiling() else self.matrix
+        compiling = torch.compiler.is_compiling()
+        if not compiling and self.ready is not None and self.ready.serves(theta, self.fitted):
+            return self.ready.weight
+        matrix = None if compiling else self.matrix
         if (
             matrix is None
             or (theta.dtype, theta.device) != self.fitted
@@ -140,6 +162,9 @@ class FilteredWeight(nn.Module):
         probe = fn(torch.empty(0, dtype=self.fitted[0]))
         self.fit(probe.dtype, probe.device)
         return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"ready": None}  # a copy filters for itself
 
     def extra_repr(self) -> str:
         return f"{self.soft.rep} under {self.soft.rep.group}, {self.soft.gain}, {self.mode}"
@@ -273,20 +298,23 @@ def filter_all(tensors: Iterable[tuple[Tensor, FilteredWeight]]) -> None:
         done = filtered.projected(torch.cat(flat)).split([len(part) for part in flat])
         targets = [tensor for tensor, _ in members]
         torch._foreach_copy_(targets, [part.view_as(tensor) for part, tensor in zip(done, targets, strict=True)])
-    for device, members in cones.items():
-        with torch.autocast(device.type, enabled=False):
-            project_on_cones(members)
+    for members in cones.values():
+        for (tensor, _), found in zip(members, nearest_in_cones(members), strict=True):
+            tensor.copy_(found)
 
 
-def project_on_cones(members: Sequence[tuple[Tensor, FilteredWeight]]) -> None:
-    """Move each tensor to the nearest one in its cone, in place; all of them on one device."""
+def nearest_in_cones(members: Sequence[tuple[Tensor, FilteredWeight]]) -> list[Tensor]:
+    """The nearest tensor to each that lies in its cone; all of them on one device."""
     views: list[tuple[Cone, Tensor]] = []
     for tensor, filtered in members:
         filtered.fit(tensor.dtype, tensor.device)
         if isinstance(filtered.held, Cone):
             views.append((filtered.held, filtered.soft.layout.read(tensor, filtered.soft.rep)))
-    for (tensor, filtered), found in zip(members, nearest(views), strict=True):
-        tensor.copy_(filtered.soft.layout.write(tensor, found, filtered.soft.rep))
+    with torch.autocast(members[0][0].device.type, enabled=False):
+        return [
+            filtered.soft.layout.write(tensor, found, filtered.soft.rep)
+            for (tensor, filtered), found in zip(members, nearest(views), strict=True)
+        ]
 
 
 def projected_weights(model: nn.Module) -> list[SoftWeight]:
