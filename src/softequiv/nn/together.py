@@ -57,9 +57,7 @@ class SolvedTogether:
         for chain, filtered in self.chains:
             theta: Tensor = chain.original
             whole = not hasattr(theta, "full_tensor") and not theta.is_inference()  # not sharded, and with a version
-            learns = (
-                theta.requires_grad or not torch.is_grad_enabled()
-            )  # the frozen have no part in a recorded table
+            learns = theta.requires_grad or not torch.is_grad_enabled()  # the frozen have no part in a recorded table
             fits = (theta.dtype, theta.device) == filtered.fitted
             if whole and learns and fits and isinstance(filtered.filter, Cone):
                 cones.setdefault(theta.device, []).append((theta, filtered))
