@@ -275,7 +275,8 @@ def test_the_solver_finds_the_root_over_many_orders_of_magnitude(levels):
     elif float(ratio.min()) < 1 - 1e-9:
         # a level that just meets the target counts as inside by 1e-12
         assert abs(float(terms.sum())) < 1e-9 * float(terms.abs().sum()) + 2e-12 * float((energies * gamma**2).sum())
-        assert bool((gamma > 0).all()) and bool(((gamma < 1) == (ratio > 1)).all())
+        clear = (ratio - 1).abs() > 1e-9
+        assert bool((gamma > 0).all()) and bool(((gamma < 1) == (ratio > 1))[clear].all())
 
 
 @pytest.mark.parametrize("size", [1e-6, 1.0, 1e6])
