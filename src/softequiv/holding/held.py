@@ -30,7 +30,7 @@ class HeldByMeasurement:
     The price is that of a penalty: it starts at 1, the natural exchange where loss and D are both in nats or both
     squares, answers at once to where the error stands, and adds up slowly what is left. An error below the target soon
     costs nothing. The error is measured at every step, on the first `share` of the batch, whose moved copies go through
-    the model beside the batch: 1 + share forward passes, 1.125 by default. A little at every step holds better
+    the model beside the batch: 1 + share forward passes, 1.5 by default. A little at every step holds better
     than much at some: clipping of gradients and Adam both cut a rare large term down.
 
     Measured are training batches, in training mode. Batch norms see upright and moved samples in one batch, so their
@@ -54,7 +54,7 @@ class HeldByMeasurement:
         moves: Moves,
         target: float,
         *,
-        share: float = 0.125,
+        share: float = 0.5,
         rate: float = 0.03,
         divergence: Divergence = "kl",
         outputs: Acts | None = None,
