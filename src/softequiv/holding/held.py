@@ -30,8 +30,8 @@ class HeldByMeasurement:
     The price is that of a penalty: it starts at 1, the natural exchange where loss and D are both in nats or both
     squares, answers at once to where the error stands, and adds up slowly what is left. An error below the target soon
     costs nothing. The error is measured at every step, on the first `share` of the batch, whose moved copies go through
-    the model beside the batch: 1 + share forward passes, 1.5 by default. A little at every step holds better
-    than much at some: clipping of gradients and Adam both cut a rare large term down.
+    the model beside the batch: 1 + share forward passes, 1.5 by default. A little at every step holds better than much
+    at some, as clipping of gradients and Adam both cut a rare large term down.
 
     Measured are training batches, in training mode. Batch norms see upright and moved samples in one batch, so their
     statistics add nothing to the error; dropout does add to it, and the error without dropout is then lower. What data
@@ -42,7 +42,7 @@ class HeldByMeasurement:
 
     >>> from softequiv import C
     >>> from softequiv.actions import Pictures
-    >>> held = HeldByMeasurement(Moves(Pictures(), C(4)), target=0.1, share=0.5)
+    >>> held = HeldByMeasurement(Moves(Pictures(), C(4)), target=0.1)
     >>> net, x, y = nn.Sequential(nn.Flatten(), nn.Linear(4, 2)), 9 * torch.randn(64, 1, 2, 2), torch.zeros(64).long()
     >>> objective = held(net, x, y, nn.functional.cross_entropy)
     >>> held.price > 0, held.error > held.target
