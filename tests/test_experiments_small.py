@@ -247,7 +247,7 @@ def test_f2_uses_cells_of_t1() -> None:
 def test_claims_of_f2_follow_from_rows(error: float, holds: bool) -> None:
     def row(arm: str, dial: float, gain: float, cost: float) -> Row:
         settings = {"symmetry": "rotation", "arm": arm, "dial": dial, "seed": 0}
-        return Row(settings, {f2.GAIN: gain, f2.ERROR: cost}, 1.0, "cpu", {})
+        return Row(settings, {t1.GAIN: gain, t1.ERROR: cost}, 1.0, "cpu", {})
 
     rows = [row("ours", dial, 0.8, error * (1 + dial)) for dial in (0.0, 0.5)]
     rows += [row("RPP", dial, 0.7, 0.5) for dial in (0.0, 0.5)]
@@ -256,6 +256,33 @@ def test_claims_of_f2_follow_from_rows(error: float, holds: bool) -> None:
     assert "RPP" in page.claims[0].text
     for figure in page.figures:
         assert drawn(figure).startswith(b"<?xml")
+
+
+def test_what_beats_augmentation_does_so_with_the_same_labels_and_more_than_one_seed() -> None:
+    def rows(arm: str, turned: bool, labels: float, gain: float, cost: float, seeds: int = 3) -> list[Row]:
+        settings = {"symmetry": "rotation", "arm": arm, "dial": 1.0, "turned": turned, "labels": labels}
+        figures = [{t1.GAIN: gain + 0.001 * seed, t1.ERROR: cost + 0.001 * seed} for seed in range(seeds)]
+        return [Row({**settings, "seed": n}, own, 1.0, "cpu", {}) for n, own in enumerate(figures)]
+
+    found = t1.against_augmentation(
+        [
+            *rows("plain", True, 0.01, 0.80, 0.2),
+            *rows("held", False, 0.01, 0.83, 0.1),
+            *rows("ours", False, 0.01, 0.70, 0.3),
+            *rows("penalty", False, 0.01, 0.83, 0.1, seeds=1),
+            *rows("plain", True, 1.0, 0.96, 0.05),
+            *rows("held", False, 1.0, 0.83, 0.1),
+        ]
+    )
+    held = {claim.text: claim.holds for claim in found}
+    few = "rotation, 1 % of the labels: "
+    assert held == {
+        "rotation, 100 % of the labels: held beats augmentation": False,
+        f"{few}ours beats augmentation": False,
+        f"{few}penalty beats augmentation": False,
+        f"{few}held beats augmentation": True,
+    }
+    assert "one seed" in next(claim.evidence for claim in found if "penalty" in claim.text)
 
 
 def test_a_linear_model_has_its_own_matrix_as_jacobian() -> None:

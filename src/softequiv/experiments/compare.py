@@ -88,6 +88,36 @@ def at_least_as_good(found: Curves, arms: Sequence[str], base: str = "plain") ->
     )
 
 
+def beats(found: Curves, arm: str, base: Stop) -> Claim:
+    """Whether a stop has a lower error than augmentation at its accuracy, or more accuracy at its error, clearly.
+
+    Equal means within one standard deviation of augmentation's figure over seeds; lower and more, beyond the sum of
+    both standard deviations. One seed shows nothing clearly.
+    """
+    several = [stop for stop in found[arm] if min(stop.gain.count, base.gain.count) > 1]
+    lower = [
+        stop
+        for stop in several
+        if stop.gain.mean >= base.gain.mean - known(base.gain.std)
+        and stop.error.mean + known(stop.error.std) < base.error.mean - known(base.error.std)
+    ]
+    higher = [
+        stop
+        for stop in several
+        if stop.error.mean <= base.error.mean + known(base.error.std)
+        and stop.gain.mean - known(stop.gain.std) > base.gain.mean + known(base.gain.std)
+    ]
+    shown = min(lower or found[arm], key=lambda stop: stop.error.mean)
+    if higher and not lower:
+        shown = max(higher, key=lambda stop: stop.gain.mean)
+    return Claim(
+        f"{arm} beats augmentation",
+        bool(lower or higher),
+        f"at {shown.dial:g}: combined accuracy {shown.gain.told(100, 2)}, error {shown.error.told(1, 3)}; augmentation "
+        f"{base.gain.told(100, 2)}, {base.error.told(1, 3)}{'' if shown in several else ' (one seed)'}",
+    )
+
+
 def moves_the_error(found: Curves, arm: str) -> Claim:
     """Whether turning the dial up never lowers the error: Spearman's rank correlation over its stops."""
     stops = found[arm]

@@ -21,7 +21,6 @@ from softequiv.experiments.compare import (
 )
 from softequiv.experiments.pages import Figure, Page
 
-GAIN, ERROR = "cAcc in range", "iErr in range"
 DIALLED = (*t1.OURS, "paper", "RPP")  # whose dials run from 0 to 1
 
 
@@ -35,7 +34,7 @@ def cells(scale: Scale) -> list[Cell]:
 def page(rows: Sequence[Row], scale: Scale) -> Page:
     """Accuracy against error, and both against the dial, for each symmetry."""
     symmetries = list(dict.fromkeys(row["symmetry"] for row in rows))
-    panels = {own: curves([row for row in rows if row["symmetry"] == own], GAIN, ERROR) for own in symmetries}
+    panels = {own: curves([row for row in rows if row["symmetry"] == own], t1.GAIN, t1.ERROR) for own in symmetries}
     claims = [
         replace(claim, text=f"{symmetry}: {claim.text}")
         for symmetry, found in panels.items()

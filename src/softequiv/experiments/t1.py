@@ -18,10 +18,17 @@ from softequiv.baselines.augmentation import Augmented
 from softequiv.experiments.arms import Armed, Setting, armed, restore_variance
 from softequiv.experiments.base import Experiment, Scale, data_folder
 from softequiv.experiments.cells import Cell, Figures, Row, Settings
-from softequiv.experiments.compare import at_least_as_good, better_at_equal_gain, curves, moves_the_error, trade_off
+from softequiv.experiments.compare import (
+    at_least_as_good,
+    beats,
+    better_at_equal_gain,
+    curves,
+    moves_the_error,
+    trade_off,
+)
 from softequiv.experiments.finetune import trained_and_judged
 from softequiv.experiments.judged import TESTED, TRAINED, judged, quarters, turns
-from softequiv.experiments.pages import Page, Table, spread_over_seeds
+from softequiv.experiments.pages import Claim, Page, Table, spread_over_seeds
 from softequiv.groups import SO, O, degrees
 from softequiv.tasks.classification import Classification
 from softequiv.tasks.mnist import mnist
@@ -62,6 +69,7 @@ FEW = [
 ]
 FEW_LABELS = {0.01: 300, 0.1: 100}  # share of the labels, and epochs: with few digits an epoch is a few steps
 STEPS_AT_LEAST = 8  # of an epoch
+GAIN, ERROR = "cAcc in range", "iErr in range"
 RECIPE = Recipe(epochs=30, batch=512, optimizer="adam", rate=1e-3, weight_decay=1e-4, schedule="linear")
 
 
@@ -130,7 +138,7 @@ def page(rows: Sequence[Row], scale: Scale) -> Page:
     most = max(row["labels"] for row in rows)
     whole = [row for row in rows if row["labels"] == most and not row["turned"]]
     panels = {
-        symmetry: curves([row for row in whole if row["symmetry"] == symmetry], "cAcc in range", "iErr in range")
+        symmetry: curves([row for row in whole if row["symmetry"] == symmetry], GAIN, ERROR)
         for symmetry in SYMMETRIES
         if any(row["symmetry"] == symmetry for row in whole)
     }
@@ -143,6 +151,7 @@ def page(rows: Sequence[Row], scale: Scale) -> Page:
             *(moves_the_error(found, arm) for arm in (*OURS, *OTHERS, *HELD) if arm in found),
         )
     ]
+    claims += against_augmentation(rows)
     seeds = len({row["seed"] for row in rows})
     return Page(
         "T1. MNIST: from invariant to free",
@@ -176,6 +185,24 @@ def page(rows: Sequence[Row], scale: Scale) -> Page:
         ],
         [trade_off("curves", panels, "combined accuracy, %", "invariance error (KL)")],
     )
+
+
+def against_augmentation(rows: Sequence[Row]) -> list[Claim]:
+    """Whether arms trained on upright digits beat the plain network trained on turned ones, for all labels and few."""
+    claims = []
+    for symmetry in dict.fromkeys(row["symmetry"] for row in rows):
+        for labels in sorted({row["labels"] for row in rows}, reverse=True):
+            mine = [row for row in rows if (row["symmetry"], row["labels"]) == (symmetry, labels)]
+            turned = [row for row in mine if row["turned"] and row["arm"] == "plain"]
+            if not turned:
+                continue
+            base = curves(turned, GAIN, ERROR)["plain"][0]
+            found = curves([row for row in mine if not row["turned"]], GAIN, ERROR)
+            claims += [
+                replace(claim, text=f"{symmetry}, {100 * labels:g} % of the labels: {claim.text}")
+                for claim in (beats(found, arm, base) for arm in ("ours", "penalty", "held") if arm in found)
+            ]
+    return claims
 
 
 def stop_table(title: str, rows: Sequence[Row]) -> Table:

@@ -6,11 +6,12 @@ The cells are T2's own where an arm is in that table too, so that all arms are t
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from softequiv.experiments import t2
 from softequiv.experiments.base import Experiment, Scale
 from softequiv.experiments.cells import Cell, Row
-from softequiv.experiments.compare import Curves, Stop, curves, known, spearman, trade_off
+from softequiv.experiments.compare import Curves, beats, curves, spearman, trade_off
 from softequiv.experiments.finetune import of, stop_table, told, values
 from softequiv.experiments.pages import Claim, Page, Table
 
@@ -77,36 +78,6 @@ def holds(name: str, found: Curves, arm: str) -> Claim:
     )
 
 
-def beats(name: str, found: Curves, arm: str, base: Stop) -> Claim:
-    """Whether a stop has a lower error than augmentation at its accuracy, or more accuracy at its error, clearly.
-
-    Equal means within one standard deviation of augmentation's figure over seeds; lower and more, beyond the sum of
-    both standard deviations. One seed shows nothing clearly.
-    """
-    several = base.gain.count > 1
-    lower = [
-        stop
-        for stop in found[arm]
-        if stop.gain.mean >= base.gain.mean - known(base.gain.std)
-        and stop.error.mean + known(stop.error.std) < base.error.mean - known(base.error.std)
-    ]
-    higher = [
-        stop
-        for stop in found[arm]
-        if stop.error.mean <= base.error.mean + known(base.error.std)
-        and stop.gain.mean - known(stop.gain.std) > base.gain.mean + known(base.gain.std)
-    ]
-    shown = min(lower or found[arm], key=lambda stop: stop.error.mean)
-    if higher and not lower:
-        shown = max(higher, key=lambda stop: stop.gain.mean)
-    return Claim(
-        f"{name}: {arm} beats augmentation",
-        several and bool(lower or higher),
-        f"at {shown.dial:g}: cAcc {shown.gain.told(100, 2)}, KL {shown.error.told(1, 3)}; augmentation "
-        f"{base.gain.told(100, 2)}, {base.error.told(1, 3)}{'' if several else ' (one seed)'}",
-    )
-
-
 def page(rows: Sequence[Row], scale: Scale) -> Page:
     """How each dial stands, and what each way costs."""
     whole = [row for row in rows if row["labels"] == 1]
@@ -136,7 +107,12 @@ def page(rows: Sequence[Row], scale: Scale) -> Page:
         base = curves(trained, "cAcc 30", "iErr 30")["plain"][0]
         for turned in (True, False):
             name = f"{backbone}, {'with' if turned else 'without'} turns"
-            claims += [beats(name, panels[name], arm, base) for arm in panels.get(name, {}) if arm != "plain"]
+            claims += [
+                replace(claim, text=f"{name}: {claim.text}")
+                for arm in panels.get(name, {})
+                if arm != "plain"
+                for claim in (beats(panels[name], arm, base),)
+            ]
     return Page(
         "Does the dial hold for the whole network?",
         [
