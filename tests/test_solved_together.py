@@ -91,13 +91,12 @@ def test_values_and_gradients_are_those_without_it(gain, dtype):
     assert not any(prepared(model))
 
 
-@pytest.mark.parametrize("how", [{"softness": 0.5}, {"error": 0.1, "within": "30deg"}])
-def test_a_vision_transformer_with_its_table_of_positions(how):
+def test_a_vision_transformer_with_its_table_of_positions():
     torch.manual_seed(0)
     config = ViTConfig(
         hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, image_size=32, patch_size=8
     )
-    model = se.soften(ViTForImageClassification(config).eval(), "SO(2)", **how)
+    model = se.soften(ViTForImageClassification(config).eval(), "SO(2)", error=0.1, within="30deg")
     assert any("position" in weight.name for weight in se.soft_weights(model))
     x = torch.randn(2, 3, 32, 32)
     expected = gradients(model, x)
@@ -108,9 +107,11 @@ def test_a_vision_transformer_with_its_table_of_positions(how):
 def test_a_soft_linear_layer():
     torch.manual_seed(0)
     space = 4 * se.scalar(se.SO(3)) + 4 * se.vector(se.SO(3))
-    model, x = nn.Sequential(SoftLinear(space, space), SoftLinear(space, space)), torch.randn(5, space.dim)
+    layers = [SoftLinear(space, space, gain=se.least_distortion(0.1, se.degrees(30))) for _ in range(2)]
+    model, x = nn.Sequential(*layers), torch.randn(5, space.dim)
     expected = gradients(model, x)
     with se.solved_together(model):
+        assert any(prepared(model))
         assert_same(gradients(model, x), expected)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from softequiv.errors import SoftEquivError
-from softequiv.experiments.cells import Cell, Row, Runner, Work, read_row, run_cells, take_up
+from softequiv.experiments.cells import Cell, Row, Runner, Work, rows_there, run_cells, take_up
 from softequiv.experiments.pages import Page, write_page
 
 Scale = Literal["smoke", "small", "full"]
@@ -48,20 +48,14 @@ def reproduce(
     kept = out / "cells" / f"{cells[0].experiment}-{scale}"  # a figure may show the cells of a table
     kept.mkdir(parents=True, exist_ok=True)
     take_up(out / f"{cells[0].experiment}-{scale}.json", cells, kept)
-    rows = present(cells, kept) if unfinished else run_cells(cells, experiment.work, kept, runner=runner)
+    rows = rows_there(cells, kept) if unfinished else run_cells(cells, experiment.work, kept, runner=runner)
+    if not rows:
+        raise SoftEquivError(f"no cell of {cells[0].experiment} is in {kept} to make a page of; compute some first")
     page = experiment.page(rows, scale)
     if len(rows) < len(cells):
         missing = f"**Unfinished**: {len(rows)} of {len(cells)} cells are there, and all below is of these alone."
         page = replace(page, sentences=[missing, *page.sentences])
     return write_page(page, rows, out, f"{experiment.name}-{scale}")
-
-
-def present(cells: Sequence[Cell], folder: Path) -> list[Row]:
-    """The rows of the cells that are there."""
-    rows = [row for row in (read_row(folder, cell) for cell in cells) if row is not None]
-    if not rows:
-        raise SoftEquivError(f"no cell of {cells[0].experiment} is in {folder} to make a page of; compute some first")
-    return rows
 
 
 def data_root() -> Path:

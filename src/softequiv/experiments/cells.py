@@ -102,8 +102,7 @@ def run_cells(cells: Sequence[Cell], work: Work, folder: Path, *, runner: Runner
                 failed.append(f"{cell.name}: {problem}")
     if failed:
         raise SoftEquivError(f"{len(failed)} of {len(cells)} cells failed; the others are kept. " + "; ".join(failed))
-    rows = [read_row(folder, cell) for cell in cells]
-    return [row for row in rows if row is not None]
+    return rows_there(cells, folder)
 
 
 @dataclass(frozen=True)
@@ -195,6 +194,12 @@ def take_up(page: Path, cells: Sequence[Cell], folder: Path) -> None:
         row = known.get(cell.key, {})
         if {"figures", "versions"} <= row.keys() and read_row(folder, cell) is None:
             keep(cell, {"experiment": cell.experiment, **row}, folder)
+
+
+def rows_there(cells: Sequence[Cell], folder: Path) -> list[Row]:
+    """The rows of the cells that have a file, in the order of the cells."""
+    rows = [read_row(folder, cell) for cell in cells]
+    return [row for row in rows if row is not None]
 
 
 def read_row(folder: Path, cell: Cell) -> Row | None:
