@@ -172,16 +172,17 @@ def test_a_page_says_what_was_claimed_found_and_how_to_do_it_again(tmp_path):
         reproduce(experiment, "large", out=tmp_path)
 
 
-def test_a_page_that_was_kept_without_its_cells_is_not_computed_again(tmp_path):
-    experiment = Experiment("X", "Squares", lambda scale: cells(tmp_path), work, page)
+@pytest.mark.parametrize("name", ["X", "of the cells of X"])
+def test_a_page_that_was_kept_without_its_cells_is_not_computed_again(tmp_path, name):
+    experiment = Experiment(name, "Squares", lambda scale: cells(tmp_path), work, page)
     found = reproduce(experiment, "small", out=tmp_path / "out")
     before, kept = found.read_text(), tmp_path / "out" / "cells" / "X-small"
     shutil.rmtree(kept)
-    failing = Experiment("X", "Squares", lambda scale: cells(tmp_path), lambda settings: 1 / 0, page)
+    failing = Experiment(name, "Squares", lambda scale: cells(tmp_path), lambda settings: 1 / 0, page)
     assert reproduce(failing, "small", out=tmp_path / "out").read_text() == before
-    told = json.loads((tmp_path / "out" / "X-small.json").read_text())
+    told = json.loads((tmp_path / "out" / f"{name}-small.json").read_text())
     told["rows"][1]["left out"] = ["picture"]
-    (tmp_path / "out" / "X-small.json").write_text(json.dumps(told))
+    (tmp_path / "out" / f"{name}-small.json").write_text(json.dumps(told))
     shutil.rmtree(kept)
     with pytest.raises(SoftEquivError, match="1 of 4 cells failed"):
         reproduce(failing, "small", out=tmp_path / "out")

@@ -47,7 +47,8 @@ def reproduce(
     cells = experiment.cells(scale)
     kept = out / "cells" / f"{cells[0].experiment}-{scale}"  # a figure may show the cells of a table
     kept.mkdir(parents=True, exist_ok=True)
-    take_up(out / f"{cells[0].experiment}-{scale}.json", cells, kept)
+    for name in (cells[0].experiment, experiment.name):  # of which it may have more
+        take_up(out / f"{name}-{scale}.json", cells, kept)
     rows = rows_there(cells, kept) if unfinished else run_cells(cells, experiment.work, kept, runner=runner)
     if not rows:
         raise SoftEquivError(f"no cell of {cells[0].experiment} is in {kept} to make a page of; compute some first")

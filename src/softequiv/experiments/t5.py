@@ -22,6 +22,7 @@ from softequiv.baselines.autoregressive import Autoregressive, ConstantVelocity
 from softequiv.baselines.eqauto import EqAuto
 from softequiv.baselines.group_cnn import free_parameters
 from softequiv.baselines.paper import Cutoff, paper_gain
+from softequiv.baselines.penalty import Penalised
 from softequiv.errors import SoftEquivError
 from softequiv.experiments.arms import kept
 from softequiv.experiments.base import Experiment, Scale, data_folder
@@ -39,12 +40,14 @@ from softequiv.experiments.judged import TESTED, TRAINED
 from softequiv.experiments.pages import Claim, Figure, Page, Table, spread_over_seeds
 from softequiv.gains import least_distortion, softness
 from softequiv.groups import SO, degrees
+from softequiv.holding import HeldByMeasurement
 from softequiv.nn import soft_weights
 from softequiv.nn.layers import restored_scale
 from softequiv.nn.weight import set_gain
 from softequiv.tasks.forecaster import Forecaster
 from softequiv.tasks.trajectories import SCENES, SPLITS, Trajectories, as_examples, read_scene
 from softequiv.training import Recipe, fit
+from softequiv.training.loop import Objective, plain
 
 GROUP = SO(2)
 RANGE = 30
@@ -69,6 +72,8 @@ STOPS: dict[str, tuple[float, ...]] = {
     "paper (smooth)": (0.9,),
     TURNED: (1.0,),
     TURNED_ALL: (1.0,),
+    "penalty": (0.1, 1.0),
+    "held": (1e-3, 1e-2),
     STILL: (0.0,),
 }
 TARGETS = (0.05, 0.2, 0.5)  # certified errors; of `full` alone: each weight solves an equation at every step
@@ -146,7 +151,7 @@ def network(arm: str, dial: float, seed: int) -> Autoregressive:
         return EqAuto(GROUP)
     if arm == STILL:
         return ConstantVelocity()
-    if arm in (PLAIN, TURNED, TURNED_ALL):
+    if arm in (PLAIN, TURNED, TURNED_ALL, "penalty", "held"):
         return Forecaster()
     raise SoftEquivError(f"there is no arm {arm!r}; choose one of {', '.join((*STOPS, 'ours (target)'))}")
 
@@ -237,11 +242,23 @@ def train(model: Autoregressive, task: Trajectories, settings: Settings) -> Figu
         task = replace(task, validation=task.validation.part(evenly(len(task.validation), VALIDATED)))
     seen = {TURNED: "30", TURNED_ALL: "all"}.get(settings["arm"])
     transform = TurnedTracks(turns(seen, TRAINED)) if seen else None
-    if torch.cuda.is_available():
+    objective = objective_of(settings["arm"], settings["dial"])
+    if torch.cuda.is_available() and objective is plain:  # a graph answers once a step, to batches of one size
         recorded(model, task.train.batch(torch.arange(recipe.batch))[0])
-    fitted = fit(model, task, recipe, turns("30", TRAINED), transform=transform)
+    fitted = fit(model, task, recipe, turns("30", TRAINED), objective=objective, transform=transform)
     best = fitted.history[fitted.best or 0]
     return {"validation cADE": best[task.score], "epoch": best["epoch"], "recipe": asdict(recipe)}
+
+
+def objective_of(arm: str, dial: float) -> Objective:
+    """What an arm minimises: the error alone, or with a price on how far answers to tracks turned by any angle are from
+    the turned answers, in square metres of the next position."""
+    moves, acts = turns("all", TRAINED), Trajectories.acts
+    if arm == "penalty":
+        return Penalised(moves, dial, acts)
+    if arm == "held":
+        return HeldByMeasurement(moves, dial, divergence="squared", outputs=acts)
+    return plain
 
 
 def recorded(model: Autoregressive, example: Tensor) -> None:
@@ -470,8 +487,10 @@ def page(rows: Sequence[Row], scale: Scale) -> Page:
             "ADE and FDE are true means in metres, of free running; aADE and aFDE those of turned tracks, cADE and "
             "cFDE the means of both, eErr the mean norm of F(gx) - gF(x). The dial of ours is the softness of every "
             "linear map of a typed network under SO(2), that of 'ours (target)' the certified error of each within "
-            "30°; that of the paper's construction its softness on the plain network, whose LayerNorm and GELU do not "
-            "commute with turns. There every softness from .5 to .9 keeps the same directions, half of each map "
+            "30°; that of 'penalty' the price of a square metre by which the plain network's next positions miss being "
+            "equivariant, turned by any angle, that of 'held' the square metres at which such a price keeps them; that "
+            "of the paper's construction its softness on the plain network, whose LayerNorm and GELU do not commute "
+            "with turns. There every softness from .5 to .9 keeps the same directions, half of each map "
             "between vectors and of the embedding none that reads the time, so that .9 stands for .5 and .7 as well. "
             "Spreads are standard deviations over seeds.",
             "The paper's figures are no yardstick for these: its decoder saw its own target, and its ADE is a sum over "
