@@ -64,8 +64,8 @@ def better_at_equal_gain(found: Curves, arms: Sequence[str], other: str) -> Clai
     ratios = sorted(best.error.mean / stop.error.mean for best, stop in pairs if stop.error.mean > 0)
     wins = sum(best.error.mean <= stop.error.mean for best, stop in pairs)
     clear = sum(
-        best.error.mean + known(best.error.std) < stop.error.mean - known(stop.error.std) for best, stop in pairs
-    )
+        best.error.mean + best.error.std < stop.error.mean - stop.error.std for best, stop in pairs
+    )  # never where there was one seed
     middle = ratios[len(ratios) // 2] if ratios else math.nan
     return Claim(
         f"at a combined accuracy equal within one standard deviation, {any_of(found, arms)} has a lower error than "
@@ -107,7 +107,7 @@ def beats(found: Curves, arm: str, base: Stop) -> Claim:
         if stop.error.mean <= base.error.mean + known(base.error.std)
         and stop.gain.mean - known(stop.gain.std) > base.gain.mean + known(base.gain.std)
     ]
-    shown = min(lower or found[arm], key=lambda stop: stop.error.mean)
+    shown = answers(lower or found[arm], base) or min(found[arm], key=lambda stop: stop.error.mean)
     if higher and not lower:
         shown = max(higher, key=lambda stop: stop.gain.mean)
     return Claim(

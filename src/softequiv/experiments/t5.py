@@ -73,7 +73,7 @@ STOPS: dict[str, tuple[float, ...]] = {
     TURNED: (1.0,),
     TURNED_ALL: (1.0,),
     "penalty": (0.1, 1.0),
-    "held": (1e-3, 1e-2),
+    "held": (1e-5, 1e-4),
     STILL: (0.0,),
 }
 TARGETS = (0.05, 0.2, 0.5)  # certified errors; of `full` alone: each weight solves an equation at every step
