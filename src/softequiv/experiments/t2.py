@@ -311,10 +311,10 @@ def page(rows: Sequence[Row], scale: Scale) -> Page:
         [
             f"{' and '.join(values(main, 'dataset'))}: {counted['trained on']:,} pictures to train, a fifth held out "
             f"to choose {'the model' if scale == 'full' else 'the dial'}, {counted['tested on']:,} to test; {seeds} "
-            f"seeds; AdamW, cosine, crops and flips in all arms, {' or '.join(map(str, values(main, 'epochs')))} epochs. "
-            f"'With turns': training pictures are also turned within {RANGE} degrees. Tests turn by angles that training did not draw; what "
-            "turns leave empty has the mean colour. 'In the disc': upright and turned pictures alike are empty outside "
-            "the inscribed disc, so that turning loses nothing.",
+            f"seeds; AdamW, cosine, {' or '.join(map(str, values(main, 'epochs')))} epochs, crops and flips in all "
+            f"arms. 'With turns': training pictures are also turned within {RANGE} degrees. Tests turn by angles that "
+            "training did not draw; what turns leave empty has the mean colour. 'In the disc': upright and turned "
+            "pictures alike are empty outside the inscribed disc, so that turning loses nothing.",
             DIALS,
             *([STAND_IN] if stand_ins else []),
         ],
