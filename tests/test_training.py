@@ -24,6 +24,7 @@ from softequiv.errors import SoftEquivError
 from softequiv.holding import GainLimit, HeldByMeasurement, limit_gain
 from softequiv.tasks.base import Examples, Held, Task
 from softequiv.training import Recipe, fit, saved
+from softequiv.training.loop import plain
 from softequiv.training.parameters import parameter_groups
 
 STILL = Moves(Still(), se.C(1))
@@ -149,6 +150,38 @@ def test_the_best_model_on_the_validation_examples_is_kept():
     errors = [line["error"] for line in fitted.history]
     assert fitted.best == errors.index(min(errors)) < len(errors) - 1
     assert task.figures(net, task.validation, STILL)["error"] == pytest.approx(min(errors))
+
+
+@pytest.mark.parametrize(
+    ("overs", "errors", "best"),
+    [
+        ([3.0, 0.15, 0.1, -0.5], [0.1, 0.5, 0.4, 0.6], 2),  # the best of those that keep it
+        ([3.0, 0.9, 1.5], [0.1, 0.5, 0.4], 1),  # none does: the nearest
+    ],
+)
+def test_of_a_held_target_the_weights_that_keep_it_come_first(overs, errors, best):
+    class Priced:
+        over = math.nan
+
+        def __call__(self, *arguments) -> Tensor:
+            return plain(*arguments)
+
+    @dataclass(frozen=True)
+    class Known(Numbers):
+        def figures(self, model: nn.Module, examples: Examples, moves: Moves, *, batch: int = 512) -> dict[str, float]:
+            return {"error": next(told)}
+
+    told, measured, objective, task = iter(errors), iter(overs), Priced(), numbers()
+    fitted = fit(
+        network(),
+        Known(task.train, task.validation, task.test),
+        Recipe(epochs=len(overs), batch=64, rate=1e-2),
+        STILL,
+        objective=objective,
+        after_step=[lambda _: setattr(objective, "over", next(measured))],
+    )
+    assert fitted.best == best
+    assert [line["over the target"] for line in fitted.history] == overs
 
 
 def test_the_last_model_is_kept_on_request_and_the_average_is_the_average():

@@ -72,13 +72,14 @@ class HeldByMeasurement:
         return f"HeldByMeasurement(target={self.target:g}, price={self.price:.3g}, error={self.error:.3g})"
 
     @property
-    def price(self) -> float:
-        """What a unit of the error costs now, in units of the loss."""
-        return 0.0 if self.calls == 0 else max(0.0, self.level + self._over)
+    def over(self) -> float:
+        """By which part of the target the running error is above it; `fit` keeps weights for which that is little."""
+        return self.error / self.target - 1
 
     @property
-    def _over(self) -> float:
-        return min(self.error / self.target - 1, STEEPEST)
+    def price(self) -> float:
+        """What a unit of the error costs now, in units of the loss."""
+        return 0.0 if self.calls == 0 else max(0.0, self.level + min(self.over, STEEPEST))
 
     def __call__(
         self,
@@ -122,7 +123,7 @@ class HeldByMeasurement:
                 f"the measured error became {error} at call {self.calls}; lower the learning rate, or clip gradients"
             )
         self.error = error if math.isnan(self.error) else MEMORY * self.error + (1 - MEMORY) * error
-        self.level = max(0.0, self.level + self.rate * self._over)
+        self.level = max(0.0, self.level + self.rate * min(self.over, STEEPEST))
 
     def state_dict(self) -> dict[str, Tensor]:
         """Level, running error and calls, as float64."""

@@ -50,6 +50,7 @@ Transform = Callable[[Tensor, Tensor, torch.Generator], tuple[Tensor, Tensor]]
 
 CHECKPOINT, LOG = "training.safetensors", "log.jsonl"
 ORDER = -1  # the stream of numbers that orders the examples; the batches of a step have those from 0
+OVER, SLACK = "over the target", 0.2  # of a target that an objective holds: the running error above it, as a part of it
 LARGE_PRIME, MASK = 1_000_003, 2**63 - 1
 
 
@@ -87,7 +88,8 @@ def fit(
     they have a `state_dict` of tensors; a later call with the same arguments goes on from there and ends with the same
     weights. It may have other processes than the first: a step then takes the same examples, in the same batches where
     the processes divide their number, and in smaller ones where not. Weights softened in project mode are held to their
-    constraint.
+    constraint. Where the objective holds a target, the best are the best of those weights that keep it within a fifth:
+    before the price has had its effect, accuracy may well be higher.
 
     >>> from softequiv.actions import Still
     >>> from softequiv.groups import C
@@ -292,7 +294,8 @@ class _Run:
             for module in self.model.modules():
                 if isinstance(module, FSDPModule):
                     module.reshard()  # no backward pass did it, and the optimiser knows sharded weights alone
-            self.standing.history.append({"epoch": epoch, "loss": loss, **figures})
+            held = {OVER: self.objective.over} if hasattr(self.objective, "over") else {}
+            self.standing.history.append({"epoch": epoch, "loss": loss, **held, **figures})
             if self._is_best():
                 self.standing.best, self.best = len(self.standing.history) - 1, weights_of(self.model)
         self.running.train()
@@ -301,9 +304,14 @@ class _Run:
                 part.write_text("".join(json.dumps(line) + "\n" for line in self.standing.history))
 
     def _is_best(self) -> bool:
-        scores = [line[self.task.score] * self.task.sign for line in self.standing.history]
+        """Whether the last evaluation is the best: of those that keep a held target the one with the best score, and
+        while none keeps it the one that is nearest to it."""
+        ranks = []
+        for line in self.standing.history:
+            over = line.get(OVER, 0.0)
+            ranks.append((1, line[self.task.score] * self.task.sign) if over <= SLACK else (0, -over))
         best = self.standing.best
-        return best is None or math.isnan(scores[best]) or scores[-1] > scores[best]
+        return best is None or math.isnan(ranks[best][1]) or ranks[-1] > ranks[best]
 
     def _save(self) -> None:
         if not self.folder:
