@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import nn
 
-from softequiv.actions import Moves, Pictures
+from softequiv.actions import Acts, Moves, Pictures, Still
 from softequiv.adapt import soften
 from softequiv.baselines.canonical import Canonical, WithPrior
 from softequiv.baselines.paper import paper_soften
@@ -31,13 +31,15 @@ Grids = Mapping[str, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class Setting:
-    """What all arms of a table are told: the group, the range they are judged by, how pictures move, how large."""
+    """What all arms of a table are told: the group, the range they are judged by, how pictures move, how large, and how
+    answers move with them."""
 
     group: Group
     within: float
     acts: Pictures
     channels: int
     grids: Grids | None = None
+    outputs: Acts = field(default_factory=Still)
 
     @property
     def finite(self) -> Group:
@@ -109,12 +111,13 @@ def canonical(model: nn.Module, dial: float, setting: Setting) -> Armed:
 def penalised(model: nn.Module, dial: float, setting: Setting) -> Armed:
     """A price on the divergence between answers; the dial is its strength."""
     moves = Moves(setting.acts, setting.group, setting.within)
-    return Armed(model, Penalised(moves, dial, divergence="kl"))
+    return Armed(model, Penalised(moves, dial, setting.outputs, "kl"))
 
 
 def held(model: nn.Module, dial: float, setting: Setting) -> Armed:
     """A target on the network's measured error over the range, held by a price."""
-    return Armed(model, HeldByMeasurement(Moves(setting.acts, setting.group, setting.within), dial))
+    moves = Moves(setting.acts, setting.group, setting.within)
+    return Armed(model, HeldByMeasurement(moves, dial, outputs=setting.outputs))
 
 
 def ours_held(model: nn.Module, dial: float, setting: Setting) -> Armed:

@@ -57,13 +57,16 @@ STOPS: dict[str, tuple[float, ...]] = {
     "paper": (0.9,),
     "paper (smooth)": (0.9,),
     "canonical": (100.0,),
+    "penalty": (1.0,),
+    "held": (0.03, 0.06),
 }
-UPRIGHT: dict[str, tuple[float, ...]] = {"plain": (1.0,), "ours": (0.9,), "paper": (0.9,)}  # trained without turns
+UPRIGHT = {"plain": (1.0,), "ours": (0.9,), "paper": (0.9,), "penalty": (1.0,), "held": (0.03, 0.06)}  # without turns
 LOWER: dict[str, tuple[float, ...]] = {"ours": (0.0, 0.25), "paper": (0.25, 0.5, 0.7)}  # for the curve over softness
 CUTOFFS = {"paper": (0.9,), "paper (smooth)": (0.9,), "ours": (0.9,), "ours (target)": (0.6, 0.9)}
 SEEDS = 3
 EVALUATIONS = 6  # of a training
 BATCH = 16  # pictures judged at a time
+SCORES = Pictures("bilinear")  # how scores of pixels move
 SCRATCH = "segformer-b0, from scratch"
 
 
@@ -184,8 +187,8 @@ def armed_for_masks(name: str, model: nn.Module, dial: float, setting: Setting, 
     if name != "canonical":
         return armed(name, model, dial, setting)
     margin = 0 if isinstance(model, PatchwiseLinear) else size // 4
-    back = Pictures("bilinear")
-    return Armed(Canonical(model, setting.finite, setting.channels, outputs=back, margin=margin), WithPrior(dial))
+    upright = Canonical(model, setting.finite, setting.channels, outputs=SCORES, margin=margin)
+    return Armed(upright, WithPrior(dial))
 
 
 def judged_masks(model: nn.Module, task: Segmentation) -> dict[str, float]:
@@ -212,7 +215,7 @@ def work(settings: Settings) -> Figures:
     torch.manual_seed(settings["seed"])
     task = masks(settings["dataset"], size, tuned.normalised, settings.get("pictures"))
     model = network(backbone, tuned.normalised, size, task.classes)
-    setting = Setting(SO(2), degrees(RANGE), task.acts, 3)
+    setting = Setting(SO(2), degrees(RANGE), task.acts, 3, outputs=SCORES)
     arm = armed_for_masks(settings["arm"], model, settings["dial"], setting, size)
     if backbone == SCRATCH:
         restore_variance(arm.model)
