@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -79,7 +78,8 @@ def trained_and_judged(
             "training seconds": round(fitted.seconds, 2),
         }
     model = arm.model.to(device)
-    with rounded_products():
+    # judging takes as many passes as training, and three digits of an answer are enough for its figures
+    with torch.autocast("cuda", torch.float16, enabled=device.type == "cuda"):
         figures = judge(model, task.to(device))
     return {
         **figures,
@@ -90,17 +90,6 @@ def trained_and_judged(
         "tested on": len(task.test),
         "data": task.test.fingerprint[:16],
     }
-
-
-@contextmanager
-def rounded_products() -> Iterator[None]:
-    """Products of matrices in TF32 where there is a GPU: judging takes as many passes as training, and no gradient."""
-    before = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = True
-    try:
-        yield
-    finally:
-        torch.backends.cuda.matmul.allow_tf32 = before
 
 
 def teach_orientation(model: Canonical, task: Task, recipe: Recipe, moves: Moves) -> None:
