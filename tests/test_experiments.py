@@ -261,6 +261,15 @@ def test_equal_means_within_one_standard_deviation_of_theirs():
     assert better_at_equal_gain(curves(apart, "g", "e"), ["ours"], "other").holds
 
 
+def test_one_seed_shows_nothing_beyond_a_spread():
+    several = rows(("ours", 0.5, 0.85, 0.5), ("other", 0.5, 0.85, 0.6))
+    alone = [row for row in several if row["seed"] == 0]
+    for found, clear, warned in ((several, 1, False), (alone, 0, True)):
+        claim = better_at_equal_gain(curves(found, "g", "e"), ["ours"], "other")
+        assert f"({clear} beyond one standard deviation of both errors)" in claim.evidence
+        assert claim.evidence.endswith("(one seed)") is warned
+
+
 def test_at_its_best_and_monotone():
     found = curves(rows(PLAIN, ("ours", 0.1, 0.7, 0.1), ("ours", 0.5, 0.81, 0.3), ("ours", 0.9, 0.8, 0.9)), "g", "e")
     assert at_least_as_good(found, ["ours"]).holds and moves_the_error(found, "ours").holds

@@ -57,6 +57,11 @@ def any_of(found: Curves, arms: Sequence[str]) -> str:
     return " or ".join([", ".join(there[:-1]), there[-1]] if len(there) > 1 else there)
 
 
+def if_of_one_seed(stops: Sequence[Stop]) -> str:
+    """A warning where some stop was trained once, and has no spread."""
+    return " (one seed)" if any(min(stop.gain.count, stop.error.count) == 1 for stop in stops) else ""
+
+
 def better_at_equal_gain(found: Curves, arms: Sequence[str], other: str) -> Claim:
     """Whether for every stop of the other dial one of ours gains as much at a lower error."""
     ours, theirs = stops_of(found, arms), found[other]
@@ -72,7 +77,7 @@ def better_at_equal_gain(found: Curves, arms: Sequence[str], other: str) -> Clai
         f"{other}",
         wins == len(theirs),
         f"at {wins} of {len(theirs)} stops of {other} ({clear} beyond one standard deviation of both errors); median "
-        f"ratio of the errors {middle:.2f}",
+        f"ratio of the errors {middle:.2f}{if_of_one_seed([stop for pair in pairs for stop in pair])}",
     )
 
 
@@ -84,7 +89,7 @@ def at_least_as_good(found: Curves, arms: Sequence[str], base: str = "plain") ->
         f"at its best, {any_of(found, arms)} has at least the combined accuracy of {base}",
         best.gain.mean >= free.gain.mean,
         f"{best.gain.told(100, 2)} at {best.dial:g} against {free.gain.told(100, 2)}, with an error of "
-        f"{best.error.told(1, 3)} against {free.error.told(1, 3)}",
+        f"{best.error.told(1, 3)} against {free.error.told(1, 3)}{if_of_one_seed([best, free])}",
     )
 
 
@@ -114,7 +119,7 @@ def beats(found: Curves, arm: str, base: Stop) -> Claim:
         f"{arm} beats augmentation",
         bool(lower or higher),
         f"at {shown.dial:g}: combined accuracy {shown.gain.told(100, 2)}, error {shown.error.told(1, 3)}; augmentation "
-        f"{base.gain.told(100, 2)}, {base.error.told(1, 3)}{'' if shown in several else ' (one seed)'}",
+        f"{base.gain.told(100, 2)}, {base.error.told(1, 3)}{if_of_one_seed([shown, base])}",
     )
 
 
@@ -126,7 +131,7 @@ def moves_the_error(found: Curves, arm: str) -> Claim:
         f"the dial of {arm} moves the network's error monotonically",
         rank > 0.99,
         f"rank correlation {rank:.2f} over {len(stops)} stops, from {stops[0].error.mean:.3g} to "
-        f"{stops[-1].error.mean:.3g}",
+        f"{stops[-1].error.mean:.3g}{if_of_one_seed(stops)}",
     )
 
 
