@@ -367,11 +367,12 @@ def claims(averaged: Sequence[Row]) -> list[Claim]:
             tunable = ("paper", "paper (smooth)", TURNED) if name == "30" else (TURNED_ALL,)
             made += [
                 replace(
-                    better_at_equal_gain(found, ("ours",), other),
-                    text=f"{where}: at a cADE equal within one standard deviation, ours has a lower eErr than {other}",
+                    better_at_equal_gain(found, (arm,), other),
+                    text=f"{where}: at a cADE equal within one standard deviation, {arm} has a lower eErr than {other}",
                 )
+                for arm in ("ours", "penalty", "held")
                 for other in tunable
-                if other in found
+                if arm in found and other in found
             ]
             rising = moves_the_error(found, "ours")
             made.append(replace(rising, text=f"{where}: {rising.text}"))
