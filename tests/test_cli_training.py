@@ -174,6 +174,9 @@ def test_turns_penalty_and_target_change_what_is_learnt(home: Path, tmp_path: Pa
     given = ("train", home / "vit", "--data", home / "classes", "--epochs", 1, "--batch", 4, *more)
     shown = call(*given, "-o", out).stdout
     assert f"price {last['price']:.4g}" in shown and f"error {last['error']:.4g}" in shown
+    assert "the target was not kept" in shown and "hold a larger one" in shown
+    loose = ("train", home / "vit", "--data", home / "classes", "--epochs", 1, "--batch", 4, *turn, "--hold", 9)
+    assert "not kept" not in call(*loose, "-o", tmp_path / "loose").stdout
 
 
 @pytest.mark.parametrize(

@@ -168,10 +168,24 @@ def training_shown(result: Mapping[str, Any]) -> tuple[Table | Text, ...]:
     counts = ", ".join(
         f"{part['examples']} to {name}" for name, part in zip(USES, result["data"].values(), strict=True)
     )
-    held = result.get("held")  # results of older versions have none
-    told = "held at {target:g}: in the end price {price:.4g}, error {error:.4g} on training batches"
     return (
         Text(f"moved by {judged['group']}, {where}; pictures: {counts}; {result['seconds']:.0f} s", style="bold"),
         table(("epoch", *names), rows, names),
-        *([Text(told.format(**held))] if held else []),
+        *held_shown(result),
     )
+
+
+def held_shown(result: Mapping[str, Any]) -> list[Text]:
+    """How a held target ended, and a warning where the weights that were kept do not keep it."""
+    from softequiv.training.loop import OVER, SLACK
+
+    held = result.get("held")  # results of older versions have none
+    if not held:
+        return []
+    told = "held at {target:g}: in the end price {price:.4g}, error {error:.4g} on training batches"
+    kept = result["history"][-1 if result["recipe"]["keep"] == "last" else result["best"]]
+    lines = [Text(told.format(**held))]
+    if (over := kept.get(OVER, 0.0)) > SLACK:
+        missed = f"the target was not kept: the error of the model that was written is {1 + over:.3g} times as large"
+        lines.append(Text(f"{missed}; train longer, or hold a larger one", style="yellow"))
+    return lines
