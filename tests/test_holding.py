@@ -127,6 +127,24 @@ def test_the_stated_cost_is_the_cost(share: float, measured: int) -> None:
     assert seen == [12 + measured, 2 * measured] and held.calls == 2
 
 
+def test_the_loss_sees_moved_targets_where_it_is_told_how_they_move() -> None:
+    x, quarter = torch.rand(4, 1, 8, 8), Moves(Pictures(), se.C(4), elements=list(se.C(4).elements())[1:2])
+    seen: list[tuple[Tensor, Tensor]] = []
+
+    def loss(answers: Tensor, known: Tensor) -> Tensor:
+        seen.append((answers.detach(), known))
+        return answers.mean()
+
+    upright = HeldByMeasurement(quarter, 1.0, divergence="squared", outputs=Pictures())
+    upright(nn.Identity(), x, x, loss)
+    both = HeldByMeasurement(quarter, 1.0, divergence="squared", outputs=Pictures(), targets=Pictures())
+    both(nn.Identity(), x, x, loss)
+    turned = torch.cat([x, x[:2].rot90(1, (-2, -1))])
+    assert all(torch.equal(found, x) for found in seen[0])
+    assert all(torch.allclose(found, turned, atol=1e-6) for found in seen[1])
+    HeldByMeasurement(quarter, 1.0, targets=se.Still())(reader(), x, torch.arange(4) % 3, functional.cross_entropy)
+
+
 def test_batch_norms_add_nothing_to_the_error() -> None:
     """An invariant network is found to be so in training mode: upright and moved samples share their statistics."""
     torch.manual_seed(0)

@@ -120,6 +120,12 @@ def held(model: nn.Module, dial: float, setting: Setting) -> Armed:
     return Armed(model, HeldByMeasurement(moves, dial, outputs=setting.outputs))
 
 
+def held_labelled(model: nn.Module, dial: float, setting: Setting) -> Armed:
+    """A held target whose moved pictures are learnt from too, by their labels; for answers that stand still."""
+    moves = Moves(setting.acts, setting.group, setting.within)
+    return Armed(model, HeldByMeasurement(moves, dial, targets=setting.outputs))
+
+
 def ours_held(model: nn.Module, dial: float, setting: Setting) -> Armed:
     """Our filter, below a target on the network's measured error."""
     return held(ours(model, SOFT, setting).model, dial, setting)
@@ -166,6 +172,7 @@ ARMS: dict[str, Arm] = {
     "canonical": canonical,
     "penalty": penalised,
     "held": held,
+    "held + labels": held_labelled,
     "ours + held": ours_held,
     "ours + noise": ours_noisy,
     "ours + limit": ours_limited,

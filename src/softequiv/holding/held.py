@@ -33,6 +33,9 @@ class HeldByMeasurement:
     the model beside the batch: 1 + share forward passes, 1.5 by default. A little at every step holds better than much
     at some, as clipping of gradients and Adam both cut a rare large term down.
 
+    `targets` says how what is to be learnt moves: `Still()` for classes. With it the loss is taken on the moved samples
+    too, which are there anyway: augmentation and a held target in one, with upright samples as the measure of both.
+
     Measured are training batches, in training mode. Batch norms see upright and moved samples in one batch, so their
     statistics add nothing to the error; dropout does add to it, and the error without dropout is then lower. What data
     not seen in training have must be measured on them.
@@ -58,6 +61,7 @@ class HeldByMeasurement:
         rate: float = 0.03,
         divergence: Divergence = "kl",
         outputs: Acts | None = None,
+        targets: Acts | None = None,
     ) -> None:
         nothing = "; for an error of 0, constrain the weights (softness=0)"
         check_amount("the target", target, positive=True, remedy=nothing)
@@ -66,6 +70,7 @@ class HeldByMeasurement:
             raise SoftEquivError(f"share is the part of a batch that is measured, above 0 and up to 1; got {share!r}")
         self.moves, self.target, self.share, self.rate = moves, float(target), float(share), rate
         self._measured = Penalised(moves, 1.0, Still() if outputs is None else outputs, divergence)
+        self._targets = None if targets is None else moves.on(targets)
         self.level, self.error, self.calls = 0.0, math.nan, 0
 
     def __repr__(self) -> str:
@@ -91,7 +96,10 @@ class HeldByMeasurement:
     ) -> Tensor:
         moved, chosen = self._moved(x, generator)
         answers = tensor_of(model(torch.cat([x, moved])))
-        return loss(answers[: len(x)], y) + self._priced(answers[: len(moved)], answers[len(x) :], chosen)
+        learnt, known = answers[: len(x)], y
+        if self._targets is not None:
+            learnt, known = answers, torch.cat([y, self._targets(y[: len(moved)], chosen)])
+        return loss(learnt, known) + self._priced(answers[: len(moved)], answers[len(x) :], chosen)
 
     def term(self, model: nn.Module, x: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """What a loop of your own adds to its loss; to be called once a step. The measured share is asked for anew,

@@ -95,22 +95,25 @@ def tune(
     check_answers(model, task)
     known, unseen = (Moves(task.acts, turns.group, turns.within, count=POOL, seed=recipe.seed + i) for i in (0, 1))
     known(task.train.batch(torch.zeros(1, dtype=torch.long))[0], torch.zeros(1, dtype=torch.long))  # can they act?
-    outputs = Pictures() if isinstance(task, Segmentation) else Still()
-    held = None if turns.hold is None else HeldByMeasurement(known, turns.hold, outputs=outputs)
+    outputs, labels = (Pictures(), MASKS) if isinstance(task, Segmentation) else (Still(), Still())
+    held = None
+    if turns.hold is not None:
+        held = HeldByMeasurement(known, turns.hold, outputs=outputs, targets=labels if turns.trained else None)
     objective: Objective = held or (Penalised(known, turns.penalty, outputs, "kl") if turns.penalty else plain)
     if is_main():
         folder.mkdir(parents=True, exist_ok=True)
         _write(folder / ASKED, asked)
     whole = copy.deepcopy(model)  # FSDP2 does not give back the model that it shards
     watched = [Board(folder)] if tensorboard and is_main() else []
-    masks = known.on(MASKS) if isinstance(task, Segmentation) else None
+    # a held target learns from moved pictures beside upright ones
+    augmented = Augmented(known, known.on(labels)) if turns.trained and held is None else None
     fitted = fit(
         model,
         task,
         recipe,
         known,
         objective=objective,
-        transform=Augmented(known, masks) if turns.trained else None,
+        transform=augmented,
         folder=folder,
         after_step=watched,
     )
