@@ -47,11 +47,14 @@ def tf32_allowed(x: Tensor) -> bool:
     return x.is_cuda and x.dtype == torch.float32 and _tf32_on()
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _tf32_on() -> bool:
     matmul = torch.backends.cuda.matmul
     precision = getattr(matmul, "fp32_precision", None)  # torch 2.9 and later
     return bool(matmul.allow_tf32) if precision is None else precision == "tf32"
+
+
+# what torch.compiler.assume_constant_result sets; to call that imports the compiler, which takes most of two seconds
+_tf32_on._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def product(a: Tensor, b: Tensor) -> Tensor:
