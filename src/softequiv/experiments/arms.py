@@ -123,7 +123,7 @@ def held(model: nn.Module, dial: float, setting: Setting) -> Armed:
 def held_labelled(model: nn.Module, dial: float, setting: Setting) -> Armed:
     """A held target whose moved pictures are learnt from too, by their labels; for answers that stand still."""
     moves = Moves(setting.acts, setting.group, setting.within)
-    return Armed(model, HeldByMeasurement(moves, dial, targets=setting.outputs))
+    return Armed(model, HeldByMeasurement(moves, dial, targets=Still()))
 
 
 def ours_held(model: nn.Module, dial: float, setting: Setting) -> Armed:

@@ -47,7 +47,7 @@ def reproduce(
     cells = experiment.cells(scale)
     kept = out / "cells" / f"{cells[0].experiment}-{scale}"  # a figure may show the cells of a table
     kept.mkdir(parents=True, exist_ok=True)
-    for name in (cells[0].experiment, experiment.name):  # of which it may have more
+    for name in (cells[0].experiment, experiment.name):  # a page may hold cells that its table's does not
         take_up(out / f"{name}-{scale}.json", cells, kept)
     rows = rows_there(cells, kept) if unfinished else run_cells(cells, experiment.work, kept, runner=runner)
     if not rows:

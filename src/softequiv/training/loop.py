@@ -306,12 +306,15 @@ class _Run:
     def _is_best(self) -> bool:
         """Whether the last evaluation is the best: of those that keep a held target the one with the best score, and
         while none keeps it the one that is nearest to it."""
-        ranks = []
-        for line in self.standing.history:
+
+        def rank(line: dict[str, Any]) -> tuple[bool, float]:
             over = line.get(OVER, 0.0)
-            ranks.append((1, line[self.task.score] * self.task.sign) if over <= SLACK else (0, -over))
-        best = self.standing.best
-        return best is None or math.isnan(ranks[best][1]) or ranks[-1] > ranks[best]
+            return (True, line[self.task.score] * self.task.sign) if over <= SLACK else (False, -over)
+
+        if self.standing.best is None:
+            return True
+        best, last = (rank(self.standing.history[number]) for number in (self.standing.best, -1))
+        return math.isnan(best[1]) or last > best
 
     def _save(self) -> None:
         if not self.folder:
