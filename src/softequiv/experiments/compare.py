@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +12,7 @@ from softequiv.experiments.cells import Row
 from softequiv.experiments.pages import Claim, Figure, Spread, spread_over_seeds
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
-MARKS = "os^Dv<>xP"  # one more than colours: arms that share a colour differ in their mark
+MARKS = "os^Dv<>xP"
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,23 @@ class Stop:
 
 
 Curves = dict[str, list[Stop]]
+
+
+def style(arm: str, arms: Sequence[str]) -> dict[str, Any]:
+    """How an arm is drawn among others: a colour for its family, which is what stands before a bracket or a plus, and
+    a mark of its own.
+
+    >>> among = ["plain", "ours", "ours (target)", "ours + held"]
+    >>> {style(arm, among)["color"] for arm in among[1:]} == {COLOURS[1]}
+    True
+    """
+    family = list(dict.fromkeys(re.split(r" [(+]", name)[0] for name in arms)).index(re.split(r" [(+]", arm)[0])
+    return {
+        "color": COLOURS[family % len(COLOURS)],
+        "marker": MARKS[arms.index(arm) % len(MARKS)],
+        "markersize": 4,
+        "linewidth": 1,
+    }
 
 
 def curves(rows: Sequence[Row], gain: str, error: str) -> Curves:
@@ -165,16 +183,12 @@ def trade_off(name: str, panels: Mapping[str, Curves], gain: str, error: str, *,
         drawn: dict[str, Any] = {}  # an arm need not be in every panel
         for axis, (title, found) in zip(axes, panels.items(), strict=True):
             for arm, stops in found.items():
-                number = arms.index(arm)
                 drawn[arm] = axis.errorbar(
                     [stop.error.mean for stop in stops],
                     [stop.gain.mean * scale for stop in stops],
                     xerr=[known(stop.error.std) for stop in stops],
                     yerr=[known(stop.gain.std) * scale for stop in stops],
-                    color=COLOURS[number % len(COLOURS)],
-                    marker=MARKS[number % len(MARKS)],
-                    markersize=4,
-                    linewidth=1,
+                    **style(arm, arms),
                 )
             axis.set_title(title)
             axis.set_xlabel(error)

@@ -10,13 +10,12 @@ from softequiv.experiments import t1
 from softequiv.experiments.base import Experiment, Scale
 from softequiv.experiments.cells import Cell, Row
 from softequiv.experiments.compare import (
-    COLOURS,
-    MARKS,
     Curves,
     better_at_equal_gain,
     curves,
     known,
     moves_the_error,
+    style,
     trade_off,
 )
 from softequiv.experiments.pages import Figure, Page
@@ -62,16 +61,15 @@ def by_dial(panels: dict[str, Curves]) -> Figure:
     def draw(canvas: Any) -> None:
         axes = canvas.subplots(2, len(panels), squeeze=False, sharex=True, sharey="row")
         for column, (title, found) in enumerate(panels.items()):
-            for number, arm in enumerate(arm for arm in DIALLED if arm in found):
+            for arm in (arm for arm in DIALLED if arm in found):
                 dials = [stop.dial for stop in found[arm]]
-                style = {"color": COLOURS[number], "marker": MARKS[number], "markersize": 4, "linewidth": 1}
                 for row, spreads in enumerate(zip(*((stop.gain, stop.error) for stop in found[arm]), strict=True)):
                     axes[row, column].errorbar(
                         dials,
                         [spread.mean * (1 if row else 100) for spread in spreads],
                         yerr=[known(spread.std) * (1 if row else 100) for spread in spreads],
                         label=arm,
-                        **style,
+                        **style(arm, DIALLED),
                     )
             axes[0, column].set_title(title)
             axes[1, column].set_xlabel("dial")

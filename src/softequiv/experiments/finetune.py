@@ -16,12 +16,12 @@ from softequiv.experiments.arms import Armed, kept
 from softequiv.experiments.cells import Cell, Figures, Row, Settings
 from softequiv.experiments.compare import (
     COLOURS,
-    MARKS,
     Curves,
     at_least_as_good,
     better_at_equal_gain,
     known,
     moves_the_error,
+    style,
 )
 from softequiv.experiments.pages import Claim, Figure, Table, spread_over_seeds
 from softequiv.tasks.base import Task
@@ -242,7 +242,7 @@ def score_against_softness(name: str, rows: Sequence[Row], figure: str, label: s
         axes = canvas.subplots(1, len(backbones), squeeze=False)[0]
         for axis, backbone in zip(axes, backbones, strict=True):
             mine = of(rows, backbone=backbone)
-            for number, arm in enumerate(arms):
+            for arm in arms:
                 spreads = spread_over_seeds(of(mine, arm=arm), figure, "dial")
                 stops = sorted(dial for (dial,) in spreads)
                 axis.errorbar(
@@ -250,10 +250,7 @@ def score_against_softness(name: str, rows: Sequence[Row], figure: str, label: s
                     [100 * spreads[(stop,)].mean for stop in stops],
                     yerr=[100 * known(spreads[(stop,)].std) for stop in stops],
                     label=arm,
-                    color=COLOURS[number],
-                    marker=MARKS[number],
-                    markersize=4,
-                    linewidth=1,
+                    **style(arm, arms),
                 )
             free = spread_over_seeds(of(mine, arm="plain"), figure, "arm")
             for spread in free.values():

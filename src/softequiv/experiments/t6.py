@@ -22,7 +22,7 @@ from softequiv.errors import SoftEquivError
 from softequiv.experiments.arms import kept
 from softequiv.experiments.base import Experiment, Scale
 from softequiv.experiments.cells import Cell, Figures, Row, Settings
-from softequiv.experiments.compare import COLOURS, MARKS, known
+from softequiv.experiments.compare import known, style
 from softequiv.experiments.pages import Claim, Figure, Page, Spread, Table
 from softequiv.gains import Gain, least_distortion, softness
 from softequiv.groups import degrees
@@ -376,7 +376,7 @@ def error_by_gamma(best: Chosen, present: Sequence[str]) -> Figure:
 
     def draw(canvas: Any) -> None:
         axis = canvas.subplots()
-        for number, arm in enumerate(present):
+        for arm in present:
             points = [
                 (gamma, Spread.of(best[arm, gamma]["relMSE"])) for gamma in gammas_of(best) if (arm, gamma) in best
             ]
@@ -385,10 +385,7 @@ def error_by_gamma(best: Chosen, present: Sequence[str]) -> Figure:
                 [spread.mean for _, spread in points],
                 yerr=[known(spread.std) for _, spread in points],
                 label=arm,
-                color=COLOURS[number % len(COLOURS)],
-                marker=MARKS[number % len(MARKS)],
-                markersize=4,
-                linewidth=1,
+                **style(arm, present),
             )
         axis.set(xlabel="gamma, how much symmetry is broken", ylabel="relative MSE", yscale="log")
         axis.grid(alpha=0.3)
