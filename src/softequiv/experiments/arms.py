@@ -115,13 +115,14 @@ def penalised(model: nn.Module, dial: float, setting: Setting) -> Armed:
 
 
 def held(model: nn.Module, dial: float, setting: Setting) -> Armed:
-    """A target on the network's measured error over the range, held by a price."""
+    """A target on the network's measured error over the range, held by a price; half of each batch is measured."""
     moves = Moves(setting.acts, setting.group, setting.within)
-    return Armed(model, HeldByMeasurement(moves, dial, outputs=setting.outputs))
+    return Armed(model, HeldByMeasurement(moves, dial, share=0.5, outputs=setting.outputs))
 
 
 def held_labelled(model: nn.Module, dial: float, setting: Setting) -> Armed:
-    """A held target whose moved pictures are learnt from too, by their labels; for answers that stand still."""
+    """A held target as `softequiv train` has it: all of each batch is measured, and its moved pictures are learnt from
+    too, by their labels; for answers that stand still."""
     moves = Moves(setting.acts, setting.group, setting.within)
     return Armed(model, HeldByMeasurement(moves, dial, targets=Still()))
 

@@ -59,10 +59,20 @@ STOPS: dict[str, tuple[float, ...]] = {
     "canonical": (100.0,),
     "penalty": (0.3, 1.0),
     "held": (0.06, 0.12, 0.2, 0.4),
+    "held + labels": (0.06, 0.12, 0.2),
     "mixture": (0.0, 0.1, 0.3),
 }
 UNTRAINED = ("plain", "ours", "ours (target)", "paper", "paper (smooth)", "RPP")  # arms that mean something before
-FEW = [("plain", 1.0), ("ours", 0.9), ("paper", 0.9), ("canonical", 100.0), ("held", 0.06), ("held", 0.2)]
+FEW = [
+    ("plain", 1.0),
+    ("ours", 0.9),
+    ("paper", 0.9),
+    ("canonical", 100.0),
+    ("penalty", 1.0),
+    ("held", 0.06),
+    ("held", 0.2),
+    ("held + labels", 0.12),
+]
 FEW_LABELS = {0.01: 40, 0.1: 15}  # share of the labels, and epochs
 FULL_STOPS = STOPS | {"ours": (0.7, 0.8, 0.9, 0.95), "paper": (0.7, 0.8, 0.9, 0.95)}
 STEPS_AT_LEAST = 8  # of an epoch, where labels are few
