@@ -137,7 +137,7 @@ def test_the_loss_sees_moved_targets_where_it_is_told_how_they_move() -> None:
 
     upright = HeldByMeasurement(quarter, 1.0, divergence="squared", outputs=Pictures())
     upright(nn.Identity(), x, x, loss)
-    both = HeldByMeasurement(quarter, 1.0, divergence="squared", outputs=Pictures(), targets=Pictures())
+    both = HeldByMeasurement(quarter, 1.0, share=0.5, divergence="squared", outputs=Pictures(), targets=Pictures())
     both(nn.Identity(), x, x, loss)
     turned = torch.cat([x, x[:2].rot90(1, (-2, -1))])
     assert all(torch.equal(found, x) for found in seen[0])

@@ -18,6 +18,7 @@ from torch import nn
 from softequiv.actions import Moves
 from softequiv.baselines.augmentation import Augmented
 from softequiv.experiments.arms import Setting, armed
+from softequiv.experiments.augmentation import against_augmentation, beaten
 from softequiv.experiments.backbones import CLASSIFIER, opened, with_head
 from softequiv.experiments.base import Experiment, Scale, data_folder
 from softequiv.experiments.cells import Cell, Figures, Row, Settings
@@ -54,7 +55,8 @@ STOPS: dict[str, tuple[float, ...]] = {
     "paper": (0.9,),
     "canonical": (100.0,),
     "penalty": (1.0,),
-    "held": (0.05, 0.2),
+    "held": (0.2,),
+    "held + labels": (0.2, 0.4),
     "mixture": (0.0, 0.3),
 }
 UNTRAINED = ("plain", "ours", "ours (target)", "paper")
@@ -228,9 +230,13 @@ def page(rows: Sequence[Row], scale: Scale) -> Page:
             DIALS,
             PAPER_ANGLES,
         ],
-        [claim for name, found in panels.items() for claim in claims_of(name, found)],
+        [
+            *(claim for name, found in panels.items() for claim in claims_of(name, found)),
+            *against_augmentation(rows, str(RANGE)),
+        ],
         [
             *([beside_paper(with_turns, PAPER_NAMES, SHOWN, "cAcc", paper)] if with_turns else []),
+            beaten(rows, {f"within {RANGE}°": str(RANGE), "by any angle": "all"}),
             *tables(rows, SHOWN | BEYOND),
         ],
         [trade_off("curves", panels, "combined accuracy, %", "invariance error (KL)")],

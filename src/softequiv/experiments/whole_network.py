@@ -6,13 +6,13 @@ The cells are T2's own where an arm is in that table too, so that all arms are t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from softequiv.experiments import t2
+from softequiv.experiments.augmentation import against_augmentation, beaten, by_training
 from softequiv.experiments.base import Experiment, Scale
 from softequiv.experiments.cells import Cell, Row
-from softequiv.experiments.compare import Curves, beats, curves, spearman, trade_off
-from softequiv.experiments.finetune import of, stop_table, told, values
+from softequiv.experiments.compare import Curves, curves, spearman, trade_off
+from softequiv.experiments.finetune import of, stop_table, values
 from softequiv.experiments.pages import Claim, Page, Table
 
 SEEDS = 3
@@ -83,27 +83,6 @@ def holds(name: str, found: Curves, arm: str) -> Claim:
     )
 
 
-def against_augmentation(rows: Sequence[Row]) -> list[Claim]:
-    """Whether arms of a backbone beat the plain one trained on turned pictures; with as many labels, all rows."""
-    trained = of(rows, turned=True, arm="plain")
-    if not trained:
-        return []
-    base = curves(trained, "cAcc 30", "iErr 30")["plain"][0]
-    backbone, labels = rows[0]["backbone"], rows[0]["labels"]
-    claims = []
-    for turned in (True, False):
-        found = curves(of(rows, turned=turned), "cAcc 30", "iErr 30")
-        name = f"{backbone}, {'with' if turned else 'without'} turns"
-        name += f", {100 * labels:g} % of the labels" if labels < 1 else ""
-        claims += [
-            replace(claim, text=f"{name}: {claim.text}")
-            for arm in found
-            if arm != "plain"
-            for claim in (beats(found, arm, base),)
-        ]
-    return claims
-
-
 def page(rows: Sequence[Row], scale: Scale) -> Page:
     """How each dial stands, and what each way costs."""
     whole = [row for row in rows if row["labels"] == 1]
@@ -127,8 +106,7 @@ def page(rows: Sequence[Row], scale: Scale) -> Page:
                 for arm in ("held", "held + labels", "ours")
                 if arm in panels[name]
             ]
-        for labels in sorted(values(rows, "labels"), reverse=True):
-            claims += against_augmentation(of(rows, backbone=backbone, labels=labels))
+    claims += against_augmentation(rows, str(t2.RANGE))
     return Page(
         "Does the dial hold for the whole network?",
         [
@@ -150,13 +128,9 @@ def page(rows: Sequence[Row], scale: Scale) -> Page:
                 ["arm", "passes of a step / of an answer", "guaranteed"],
                 [[arm, *COSTS[arm]] for arm in COSTS if of(whole, arm=arm)],
             ),
+            beaten(rows, {f"within {t2.RANGE}°": str(t2.RANGE), "by any angle": "all"}),
             *dials(panels, quarter),
-            *(
-                stop_table(f"{backbone}, {way}", mine, t2.SHOWN | t2.BEYOND)
-                for backbone in values(rows, "backbone")
-                for way in dict.fromkeys(told(row.settings) for row in of(rows, backbone=backbone))
-                for mine in ([row for row in of(rows, backbone=backbone) if told(row.settings) == way],)
-            ),
+            *(stop_table(name, mine, t2.SHOWN | t2.BEYOND) for name, mine in by_training(rows).items()),
         ],
         [
             trade_off("range", panels, "combined accuracy, %", "invariance error (KL) within 30 degrees"),

@@ -1,0 +1,64 @@
+"""Is augmentation beaten, where and by what? Arms beside the plain model that was trained on turned pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from softequiv.experiments.cells import Row
+from softequiv.experiments.compare import beats, curves
+from softequiv.experiments.finetune import of, told, values
+from softequiv.experiments.pages import Claim, Table
+
+OF_THE_NETWORK = ("ours", "penalty", "held", "held + labels", "mixture", "ours + held", "mixture + held")
+
+
+def by_training(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    """The rows of each backbone and way of training, by both in words."""
+    found: dict[str, list[Row]] = {}
+    for backbone in values(rows, "backbone"):
+        for row in of(rows, backbone=backbone):
+            found.setdefault(f"{backbone}, {told(row.settings)}", []).append(row)
+    return found
+
+
+def compared(rows: Sequence[Row], way: Sequence[Row], judged: str) -> dict[str, Claim]:
+    """Whether each arm, trained one way, beats the plain model that had turned pictures and as many labels."""
+    turned = told({**way[0].settings, "turned": True})
+    augmented = [row for row in of(rows, backbone=way[0]["backbone"], arm="plain") if told(row.settings) == turned]
+    if not augmented:
+        return {}
+    base = curves(augmented, f"cAcc {judged}", f"iErr {judged}")["plain"][0]
+    found = curves(way, f"cAcc {judged}", f"iErr {judged}")
+    return {arm: beats(found, arm, base) for arm in found if arm != "plain"}
+
+
+def against_augmentation(rows: Sequence[Row], judged: str) -> list[Claim]:
+    """The claim of each dial of the network, for every way of training, judged by the figures of a range."""
+    return [
+        replace(found[arm], text=f"{name}: {found[arm].text}")
+        for name, mine in by_training(rows).items()
+        if mine[0]["epochs"]
+        for found in (compared(rows, mine, judged),)
+        for arm in OF_THE_NETWORK
+        if arm in found
+    ]
+
+
+def beaten(rows: Sequence[Row], ranges: Mapping[str, str]) -> Table:
+    """Where augmentation is beaten and by what, a line for each way of training and range of turns."""
+    lines = []
+    for name, mine in by_training([row for row in rows if row["epochs"]]).items():
+        for turned, judged in ranges.items():
+            found = compared(rows, mine, judged)
+            ahead = [f"{arm} {claim.evidence.partition(';')[0]}" for arm, claim in found.items() if claim.holds]
+            behind = [arm for arm, claim in found.items() if not claim.holds]
+            if found:
+                lines.append([name, turned, "; ".join(ahead) or "none", ", ".join(behind) or "none"])
+    return Table(
+        "## Where is augmentation beaten?\n\nBeside the plain model trained on turned pictures with as many labels, by "
+        "a lower error at its combined accuracy, or more accuracy at its error, beyond the spread over seeds. What has "
+        "one seed cannot.",
+        ["trained", "turned", "beaten by", "not by"],
+        lines,
+    )
