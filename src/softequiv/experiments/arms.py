@@ -32,7 +32,7 @@ Grids = Mapping[str, tuple[int, ...]]
 @dataclass(frozen=True)
 class Setting:
     """What all arms of a table are told: the group, the range they are judged by, how pictures move, how large, and how
-    answers move with them."""
+    answers and labels move with them."""
 
     group: Group
     within: float
@@ -40,6 +40,7 @@ class Setting:
     channels: int
     grids: Grids | None = None
     outputs: Acts = field(default_factory=Still)
+    labels: Acts = field(default_factory=Still)
 
     @property
     def finite(self) -> Group:
@@ -122,9 +123,9 @@ def held(model: nn.Module, dial: float, setting: Setting) -> Armed:
 
 def held_labelled(model: nn.Module, dial: float, setting: Setting) -> Armed:
     """A held target as `softequiv train` has it: all of each batch is measured, and its moved pictures are learnt from
-    too, by their labels; for answers that stand still."""
+    too, by their labels."""
     moves = Moves(setting.acts, setting.group, setting.within)
-    return Armed(model, HeldByMeasurement(moves, dial, targets=Still()))
+    return Armed(model, HeldByMeasurement(moves, dial, outputs=setting.outputs, targets=setting.labels))
 
 
 def ours_held(model: nn.Module, dial: float, setting: Setting) -> Armed:

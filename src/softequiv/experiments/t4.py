@@ -58,9 +58,10 @@ STOPS: dict[str, tuple[float, ...]] = {
     "paper (smooth)": (0.9,),
     "canonical": (100.0,),
     "penalty": (1.0,),
-    "held": (0.03, 0.06),
+    "held + labels": (0.03, 0.06),
 }
-UPRIGHT = {"plain": (1.0,), "ours": (0.9,), "paper": (0.9,), "penalty": (1.0,), "held": (0.03, 0.06)}  # without turns
+# trained without turns
+UPRIGHT = {"plain": (1.0,), "ours": (0.9,), "paper": (0.9,), "penalty": (1.0,), "held + labels": (0.03, 0.06)}
 LOWER: dict[str, tuple[float, ...]] = {"ours": (0.0, 0.25), "paper": (0.25, 0.5, 0.7)}  # for the curve over softness
 CUTOFFS = {"paper": (0.9,), "paper (smooth)": (0.9,), "ours": (0.9,), "ours (target)": (0.6, 0.9)}
 SEEDS = 3
@@ -215,7 +216,7 @@ def work(settings: Settings) -> Figures:
     torch.manual_seed(settings["seed"])
     task = masks(settings["dataset"], size, tuned.normalised, settings.get("pictures"))
     model = network(backbone, tuned.normalised, size, task.classes)
-    setting = Setting(SO(2), degrees(RANGE), task.acts, 3, outputs=SCORES)
+    setting = Setting(SO(2), degrees(RANGE), task.acts, 3, outputs=SCORES, labels=MASKS)
     arm = armed_for_masks(settings["arm"], model, settings["dial"], setting, size)
     if backbone == SCRATCH:
         restore_variance(arm.model)
