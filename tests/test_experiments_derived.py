@@ -9,6 +9,7 @@ import pytest
 
 from softequiv.experiments import whole_network
 from softequiv.experiments.arms import ARMS
+from softequiv.experiments.augmentation import against_augmentation
 from softequiv.experiments.cells import Cell, Row
 from softequiv.experiments.pages import Page, write_page
 from softequiv.experiments.registry import experiment, names
@@ -91,8 +92,24 @@ def test_a_dial_of_the_whole_network_is_compared_with_augmentation(better, tmp_p
     mixed = [claim for claim in found.claims if "dial of mixture" in claim.text]
     assert len(held) == len(mixed) == 4  # two backbones, trained with turns and without
     assert all(claim.holds is better for claim in held) and all(claim.holds for claim in mixed)
+    few = [claim for claim in found.claims if "% of the labels: held beats" in claim.text]
+    assert len(few) == 4 and all(claim.holds is better for claim in few)  # 1 % and 10 %, for two backbones
+    table = next(table for table in found.tables if "augmentation beaten" in table.caption)
+    assert {range_ for _, range_, *_ in table.rows} == {"within 30°", "by any angle"}
+    for _, _, ahead, behind in table.rows:
+        assert ("held at 0.06" in ahead, "held" in behind.split(", ")) == (better, not better)
     one = own.page([row for row in rows if row["seed"] == 0], "small")
     assert not any(claim.holds for claim in one.claims if "beats" in claim.text)
+    assert {row[2] for table in one.tables if "augmentation beaten" in table.caption for row in table.rows} == {"none"}
+
+
+def test_augmentation_is_compared_with_as_many_labels():
+    cells = [cell for cell in experiment("whole-network").cells("small") if cell.settings["labels"] < 1]
+    upright = [row for row in made_up(cells, lambda settings: of_dials(settings, True)) if not row["turned"]]
+    assert not against_augmentation(upright, "30")  # nothing to compare with
+    rows = made_up(experiment("whole-network").cells("small"), lambda settings: of_dials(settings, True))
+    others = [row for row in rows if row["labels"] == 1 or not row["turned"]]  # turned pictures with all labels alone
+    assert not any("% of the labels" in claim.text for claim in against_augmentation(others, "30"))
 
 
 def test_the_arms_of_the_whole_network_are_known_and_their_costs_told():

@@ -6,10 +6,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from softequiv.actions import Acts, Moves, Pictures, Still
 from softequiv.adapt import soften
+from softequiv.baselines.augmentation import Augmented
 from softequiv.baselines.canonical import Canonical, WithPrior
 from softequiv.baselines.paper import paper_soften
 from softequiv.baselines.penalty import Penalised
@@ -21,7 +22,7 @@ from softequiv.holding import HeldByMeasurement, Mixture, freeze_rest, limit_gai
 from softequiv.nn import soft_weights
 from softequiv.nn.layers import restored_scale
 from softequiv.spectrum import spectrum
-from softequiv.training.loop import Objective, plain
+from softequiv.training.loop import Loss, Objective, plain
 
 TURNS = 18  # rotations of the paper's finite groups
 SOFT, TARGET = 0.9, 0.05  # softness below a target on the whole network; the target of a mixture
@@ -72,6 +73,16 @@ Arm = Callable[[nn.Module, float, Setting], Armed]
 def free(model: nn.Module, dial: float, setting: Setting) -> Armed:
     """The model as it is."""
     return Armed(model)
+
+
+def free_any_angle(model: nn.Module, dial: float, setting: Setting) -> Armed:
+    """The model as it is, trained on samples moved by all of the group, whatever the range of the table."""
+    turning = Augmented(Moves(setting.acts, setting.group))
+
+    def objective(model: nn.Module, x: Tensor, y: Tensor, loss: Loss, generator: torch.Generator) -> Tensor:
+        return plain(model, *turning(x, y, generator), loss, generator)
+
+    return Armed(model, objective)
 
 
 def ours(model: nn.Module, dial: float, setting: Setting) -> Armed:
@@ -165,6 +176,7 @@ def mixture_held(model: nn.Module, dial: float, setting: Setting) -> Armed:
 
 ARMS: dict[str, Arm] = {
     "plain": free,
+    "plain (any angle)": free_any_angle,
     "ours": ours,
     "ours (levels)": levels,
     "ours (target)": target,

@@ -20,7 +20,8 @@ STOPS: dict[str, tuple[float, ...]] = {
     "mixture + held": (0.3,),
     "ours + held": (0.06,),
 }
-UPRIGHT: dict[str, tuple[float, ...]] = {  # trained on upright pictures alone
+UPRIGHT: dict[str, tuple[float, ...]] = {  # trained on upright pictures, or on those that the arm itself turns
+    "plain (any angle)": (180.0,),
     "ours + noise": (0.5,),
     "ours + limit": (0.5,),
     "ours + frozen": (0.5,),
@@ -30,6 +31,7 @@ ZERO = 1e-3  # of the plain model's error
 # What an arm costs beside plain training, in forward passes of a step and of an answer, and what is guaranteed.
 COSTS = {
     "plain": ("1 / 1", "nothing"),
+    "plain (any angle)": ("1 / 1", "nothing"),
     "ours": ("1 / 1", "each filtered weight, by its levels; nothing of the network"),
     "ours (target)": ("1 / 1", "each filtered weight, by its error; nothing of the network"),
     "paper": ("1 / 1", "as ours, for the finite group"),
@@ -117,7 +119,7 @@ def page(rows: Sequence[Row], scale: Scale) -> Page:
             "the share as its dial and a target of 0.05. "
             "'ours + noise', 'ours + limit' and 'ours + frozen' have noise of the certified residual's size behind "
             "each filtered weight, no growth of other weights, or no learning of them. Augmentation is 'plain, with "
-            "turns'.",
+            "turns'; 'plain (any angle)' is trained on pictures turned by up to 180 degrees.",
             f"Seeds: {' or '.join(str(count) for count in seeds)} for each arm.",
             *([t2.STAND_IN] if scale != "full" else []),
         ],
