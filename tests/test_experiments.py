@@ -303,8 +303,19 @@ def test_every_arm_gives_a_model_with_an_objective(name):
 
 
 def test_an_unknown_arm_is_answered_by_those_there_are():
-    with pytest.raises(SoftEquivError, match="no arm 'leg'; choose one of plain, ours"):
+    with pytest.raises(SoftEquivError, match=r"no arm 'leg'; choose one of plain, plain \(any angle\), ours"):
         armed("leg", network(), 0.5, setting())
+
+
+def test_augmentation_by_any_angle_goes_beyond_the_range_of_its_table():
+    seen: list[torch.Tensor] = []
+    x, y = torch.zeros(64, 1, 9, 9), torch.arange(64)
+    x[:, :, 4, 7:] = 1  # points to the right
+    armed("plain (any angle)", nn.Identity(), 180.0, setting()).objective(
+        nn.Identity(), x, y, lambda answers, known: seen.extend([answers, known]) or answers.mean(), torch.Generator()
+    )
+    left = seen[0][:, :, :, :4].sum((1, 2, 3)) > 1  # within 30 degrees none would point there
+    assert torch.equal(seen[1], y) and 10 < int(left.sum()) < 40
 
 
 def test_levels_are_a_constraint_and_what_is_kept_is_counted():
