@@ -77,7 +77,8 @@ def free(model: nn.Module, dial: float, setting: Setting) -> Armed:
 
 def free_any_angle(model: nn.Module, dial: float, setting: Setting) -> Armed:
     """The model as it is, trained on samples moved by all of the group, whatever the range of the table."""
-    turning = Augmented(Moves(setting.acts, setting.group))
+    moves = Moves(setting.acts, setting.group)
+    turning = Augmented(moves, moves.on(setting.labels))
 
     def objective(model: nn.Module, x: Tensor, y: Tensor, loss: Loss, generator: torch.Generator) -> Tensor:
         return plain(model, *turning(x, y, generator), loss, generator)

@@ -7,19 +7,15 @@ from dataclasses import replace
 
 from softequiv.experiments.cells import Row
 from softequiv.experiments.compare import beats, curves
-from softequiv.experiments.finetune import of, told, values
+from softequiv.experiments.finetune import by_training, of, told
 from softequiv.experiments.pages import Claim, Table
 
 OF_THE_NETWORK = ("ours", "penalty", "held", "held + labels", "mixture", "ours + held", "mixture + held")
 
 
-def by_training(rows: Sequence[Row]) -> dict[str, list[Row]]:
-    """The rows of each backbone and way of training, by both in words."""
-    found: dict[str, list[Row]] = {}
-    for backbone in values(rows, "backbone"):
-        for row in of(rows, backbone=backbone):
-            found.setdefault(f"{backbone}, {told(row.settings)}", []).append(row)
-    return found
+def trained(rows: Sequence[Row]) -> list[Row]:
+    """The rows of models that were trained at all."""
+    return [row for row in rows if row["epochs"]]
 
 
 def compared(rows: Sequence[Row], way: Sequence[Row], judged: str) -> dict[str, Claim]:
@@ -37,8 +33,7 @@ def against_augmentation(rows: Sequence[Row], judged: str) -> list[Claim]:
     """The claim of each dial of the network, for every way of training, judged by the figures of a range."""
     return [
         replace(found[arm], text=f"{name}: {found[arm].text}")
-        for name, mine in by_training(rows).items()
-        if mine[0]["epochs"]
+        for name, mine in by_training(trained(rows)).items()
         for found in (compared(rows, mine, judged),)
         for arm in OF_THE_NETWORK
         if arm in found
@@ -48,7 +43,7 @@ def against_augmentation(rows: Sequence[Row], judged: str) -> list[Claim]:
 def beaten(rows: Sequence[Row], ranges: Mapping[str, str]) -> Table:
     """Where augmentation is beaten and by what, a line for each way of training and range of turns."""
     lines = []
-    for name, mine in by_training([row for row in rows if row["epochs"]]).items():
+    for name, mine in by_training(trained(rows)).items():
         for turned, judged in ranges.items():
             found = compared(rows, mine, judged)
             ahead = [f"{arm} {claim.evidence.partition(';')[0]}" for arm, claim in found.items() if claim.holds]

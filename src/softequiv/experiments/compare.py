@@ -35,10 +35,10 @@ def style(arm: str, arms: Sequence[str]) -> dict[str, Any]:
     >>> {style(arm, among)["color"] for arm in among[1:]} == {COLOURS[1]}
     True
     """
-    family = list(dict.fromkeys(re.split(r" [(+]", name)[0] for name in arms)).index(re.split(r" [(+]", arm)[0])
+    place, families = arms.index(arm), [re.split(r" [(+]", name)[0] for name in arms]
     return {
-        "color": COLOURS[family % len(COLOURS)],
-        "marker": MARKS[arms.index(arm) % len(MARKS)],
+        "color": COLOURS[list(dict.fromkeys(families)).index(families[place]) % len(COLOURS)],
+        "marker": MARKS[place % len(MARKS)],
         "markersize": 4,
         "linewidth": 1,
     }

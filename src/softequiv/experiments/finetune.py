@@ -177,14 +177,18 @@ def stop_table(title: str, rows: Sequence[Row], shown: Shown) -> Table:
     return Table(f"## {title}", ["arm", "dial", *shown], lines)
 
 
+def by_training(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    """The rows of each backbone and way of training, by both in words."""
+    found: dict[str, list[Row]] = {}
+    for backbone in values(rows, "backbone"):
+        for row in of(rows, backbone=backbone):
+            found.setdefault(f"{backbone}, {told(row.settings)}", []).append(row)
+    return found
+
+
 def tables(rows: Sequence[Row], shown: Shown, data: str = "") -> list[Table]:
     """A table for each backbone and each way of training; `data` is named in their titles."""
-    return [
-        stop_table(f"{data}{backbone}, {way}", [row for row in mine if told(row.settings) == way], shown)
-        for backbone in values(rows, "backbone")
-        for mine in (of(rows, backbone=backbone),)
-        for way in dict.fromkeys(told(row.settings) for row in mine)
-    ]
+    return [stop_table(data + name, mine, shown) for name, mine in by_training(rows).items()]
 
 
 def claims_of(name: str, found: Curves) -> list[Claim]:

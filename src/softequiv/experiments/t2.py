@@ -47,6 +47,7 @@ from softequiv.tasks.splits import few
 from softequiv.training import Recipe
 
 RANGE = 30
+JUDGED = {f"within {RANGE}°": str(RANGE), "by any angle": "all"}  # two of the ranges of the test, by their figures
 SIDE = 32  # pixels of CIFAR
 HALVES = Normalised((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 STOPS: dict[str, tuple[float, ...]] = {

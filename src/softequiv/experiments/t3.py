@@ -36,7 +36,7 @@ from softequiv.experiments.finetune import (
 )
 from softequiv.experiments.judged import TRAINED, judged, turns
 from softequiv.experiments.pages import Page
-from softequiv.experiments.t2 import BEYOND, HALVES, PAPER_NAMES, RANGE, SHOWN, ranges
+from softequiv.experiments.t2 import BEYOND, HALVES, JUDGED, PAPER_NAMES, RANGE, SHOWN, ranges
 from softequiv.groups import SO, degrees
 from softequiv.tasks.augment import Chain, CutMix, Either, Erased, Flip, Mixup, RandAugment
 from softequiv.tasks.augment import Transform as Varied
@@ -236,7 +236,7 @@ def page(rows: Sequence[Row], scale: Scale) -> Page:
         ],
         [
             *([beside_paper(with_turns, PAPER_NAMES, SHOWN, "cAcc", paper)] if with_turns else []),
-            beaten(rows, {f"within {RANGE}°": str(RANGE), "by any angle": "all"}),
+            beaten(rows, JUDGED),
             *tables(rows, SHOWN | BEYOND),
         ],
         [trade_off("curves", panels, "combined accuracy, %", "invariance error (KL)")],

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from softequiv.experiments import t2
-from softequiv.experiments.augmentation import against_augmentation, beaten, by_training
+from softequiv.experiments.augmentation import against_augmentation, beaten
 from softequiv.experiments.base import Experiment, Scale
 from softequiv.experiments.cells import Cell, Row
 from softequiv.experiments.compare import Curves, curves, spearman, trade_off
-from softequiv.experiments.finetune import of, stop_table, values
+from softequiv.experiments.finetune import of, tables, values
 from softequiv.experiments.pages import Claim, Page, Table
 
 SEEDS = 3
@@ -130,9 +130,9 @@ def page(rows: Sequence[Row], scale: Scale) -> Page:
                 ["arm", "passes of a step / of an answer", "guaranteed"],
                 [[arm, *COSTS[arm]] for arm in COSTS if of(whole, arm=arm)],
             ),
-            beaten(rows, {f"within {t2.RANGE}°": str(t2.RANGE), "by any angle": "all"}),
+            beaten(rows, t2.JUDGED),
             *dials(panels, quarter),
-            *(stop_table(name, mine, t2.SHOWN | t2.BEYOND) for name, mine in by_training(rows).items()),
+            *tables(rows, t2.SHOWN | t2.BEYOND),
         ],
         [
             trade_off("range", panels, "combined accuracy, %", "invariance error (KL) within 30 degrees"),
