@@ -50,21 +50,21 @@ def synchronise() -> None:
 
 
 def stepper(model: nn.Module, compiled: bool, together: bool = False) -> Callable[[], None]:
-    """One training step on random data, as a function; `together`: error targets are solved for at once before it."""
+    """One training step on random data, as a function; `together`: all weights are filtered at once between steps."""
     model = model.to(DEVICE).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=DEVICE == "cuda")
     if any(weight.filtered.mode == "project" for weight in se.soft_weights(model)):
         se.hold(model, optimizer)
     pixels = torch.randn(BATCH, 3, SIZE, SIZE, device=DEVICE)
     forward = torch.compile(model) if compiled else model
-    solved = se.solved_together(model) if together else contextlib.nullcontext()
+    if together:
+        se.filtered_together(model).__enter__()  # for good
 
     def step() -> None:
-        with solved:
-            with torch.autocast(DEVICE, torch.bfloat16):
-                logits: Tensor = forward(pixel_values=pixels).logits
-            loss = logits.float().square().mean()
-            loss.backward()
+        with torch.autocast(DEVICE, torch.bfloat16):
+            logits: Tensor = forward(pixel_values=pixels).logits
+        loss = logits.float().square().mean()
+        loss.backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 
@@ -91,11 +91,11 @@ def ratios(build: Callable[[], nn.Module], compiled: bool) -> dict[str, float]:
         "baked": lambda: se.bake(se.soften(build(), "SO(2)", softness=0.9)),
         "target": lambda: se.soften(build(), "SO(2)", error=0.2, within="30deg"),
     }
-    if not compiled:  # a compiled model solves in its own graph
-        variants["target, together"] = variants["target"]
+    if not compiled:  # a compiled model filters in its own graph
+        variants |= {"parametrize, together": variants["parametrize"], "target, together": variants["target"]}
     steps = {}
     for name, make in variants.items():
-        steps[name] = stepper(make(), compiled, together=name == "target, together")
+        steps[name] = stepper(make(), compiled, together=name.endswith("together"))
         for _ in range(5 if DEVICE == "cuda" else 1):
             steps[name]()
     times = turns(steps, ROUNDS)
@@ -139,7 +139,7 @@ def main() -> None:
     device = torch.cuda.get_device_name() if DEVICE == "cuda" else "CPU"
     figures: dict[str, object] = {"device": device, "torch": torch.__version__, "batch": BATCH, "pixels": SIZE}
     print(f"training step, batch {BATCH}, {SIZE} pixels, {device}\n")
-    walls = ("parametrize", "project", "baked", "target", "target, together")
+    walls = ("parametrize", "parametrize, together", "project", "baked", "target", "target, together")
     print(f"| model | run | plain (ms) | {' | '.join(walls)} | kernels (ms) | parametrize | project |")
     print("|" + "---|" * (6 + len(walls)))
     for name in arguments.models:

@@ -9,7 +9,7 @@ SPECTRA = "Spectrum Filter spectrum dense"
 GAINS = "hard smooth schur softness least_distortion"
 MODELS = (
     "Plan plan soften set_softness bake save load open_model save_model stored_tensors load_tensors hold project "
-    "soft_weights solved_together"
+    "soft_weights filtered_together"
 )
 ACTIONS = "Acts Moves Pictures Points Still Tokens Vectors"
 GUARANTEES = (

@@ -61,7 +61,7 @@ from softequiv.groups import (
 )
 from softequiv.holding import HeldByMeasurement, HeldCallback, Mixture, OrbitMean
 from softequiv.measure import Attribution, Measurement, attribute, measure
-from softequiv.nn import hold, project, soft_weights, solved_together
+from softequiv.nn import filtered_together, hold, project, soft_weights
 from softequiv.reps import (
     Rep,
     frequency,
@@ -130,6 +130,7 @@ __all__ = [
     "certify_smoothed",
     "degrees",
     "dense",
+    "filtered_together",
     "frequency",
     "grid",
     "group_from",
@@ -158,7 +159,6 @@ __all__ = [
     "soft_weights",
     "soften",
     "softness",
-    "solved_together",
     "spectrum",
     "spin",
     "stored_tensors",

@@ -6,9 +6,7 @@ protocols, the paper's 10 steps to 10 and the usual 8 to 12.
 
 from __future__ import annotations
 
-import gc
 import math
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
@@ -36,6 +34,7 @@ from softequiv.experiments.compare import (
     moves_the_error,
     trade_off,
 )
+from softequiv.experiments.graphs import recorded
 from softequiv.experiments.judged import TESTED, TRAINED
 from softequiv.experiments.pages import Claim, Figure, Page, Table, spread_over_seeds
 from softequiv.gains import least_distortion, softness
@@ -243,8 +242,8 @@ def train(model: Autoregressive, task: Trajectories, settings: Settings) -> Figu
     seen = {TURNED: "30", TURNED_ALL: "all"}.get(settings["arm"])
     transform = TurnedTracks(turns(seen, TRAINED)) if seen else None
     objective = objective_of(settings["arm"], settings["dial"])
-    if torch.cuda.is_available() and objective is plain:  # a graph answers once a step, to batches of one size
-        recorded(model, task.train.batch(torch.arange(recipe.batch))[0])
+    answered = recipe.batch * (2 if settings["arm"] == "held" else 1)  # at a time
+    recorded(model, task.train.batch(torch.arange(answered))[0], calls=2 if settings["arm"] == "penalty" else 1)
     fitted = fit(model, task, recipe, turns("30", TRAINED), objective=objective, transform=transform)
     best = fitted.history[fitted.best or 0]
     return {"validation cADE": best[task.score], "epoch": best["epoch"], "recipe": asdict(recipe)}
@@ -259,17 +258,6 @@ def objective_of(arm: str, dial: float) -> Objective:
     if arm == "held":
         return HeldByMeasurement(moves, dial, divergence="squared", outputs=acts)
     return plain
-
-
-def recorded(model: Autoregressive, example: Tensor) -> None:
-    """Let forward and backward passes of training be CUDA graphs: a step of these networks is hundreds to thousands
-    of kernels that take longer to launch than to run."""
-    gc.collect()  # graphs of an earlier cell stand in cycles, and hold their memory until these are found
-    torch.cuda.empty_cache()
-    try:
-        torch.cuda.make_graphed_callables(model.cuda().train(), (example.cuda(),))
-    except RuntimeError as refused:
-        warnings.warn(f"no CUDA graph of {type(model).__name__}, trained kernel by kernel: {refused}", stacklevel=2)
 
 
 def judged(model: Autoregressive, settings: Settings, device: torch.device) -> dict[str, float]:

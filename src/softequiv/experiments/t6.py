@@ -23,6 +23,7 @@ from softequiv.experiments.arms import kept
 from softequiv.experiments.base import Experiment, Scale
 from softequiv.experiments.cells import Cell, Figures, Row, Settings
 from softequiv.experiments.compare import known, style
+from softequiv.experiments.graphs import recorded
 from softequiv.experiments.pages import Claim, Figure, Page, Spread, Table
 from softequiv.gains import Gain, least_distortion, softness
 from softequiv.groups import degrees
@@ -195,7 +196,9 @@ def work(settings: Settings) -> Figures:
         weight_decay=settings["dial"] if settings["arm"] in DECAYING else 0.0,
         evaluate_every=max(1, settings["epochs"] // LOOKS),
     )
-    fitted = fit(model, together(tasks), recipe, elements())
+    task = together(tasks)
+    recorded(model, task.train.batch(torch.arange(recipe.batch))[0])
+    fitted = fit(model, task, recipe, elements())
     assert fitted.best is not None
     best = fitted.history[fitted.best]
     tested = [

@@ -11,7 +11,7 @@ from softequiv.nn.layers import (
     SoftTable,
 )
 from softequiv.nn.nonlinear import CopyNorm, Gated, NormReLU, VectorReLU, gated
-from softequiv.nn.together import solved_together
+from softequiv.nn.together import filtered_together
 from softequiv.nn.weight import (
     FilteredWeight,
     Layout,
@@ -45,6 +45,7 @@ __all__ = [
     "SoftTable",
     "SoftWeight",
     "VectorReLU",
+    "filtered_together",
     "gated",
     "hold",
     "is_constraint",
@@ -53,5 +54,4 @@ __all__ = [
     "soft_weights",
     "soften_weight",
     "softenable",
-    "solved_together",
 ]

@@ -69,6 +69,36 @@ class Soft:
     layout: Layout = field(default_factory=Layout)
 
 
+def through(apply: WeightFilter, soft: Soft, weight: Tensor) -> Tensor:
+    """A stored tensor with its group axes filtered, in full precision inside autocast too."""
+    if isinstance(apply, Filter) and apply.side == "identity":
+        return weight
+    rep, layout = soft.rep, soft.layout
+    kind = weight.device.type
+    if weight.is_meta or not torch.is_autocast_enabled(kind):
+        return layout.write(weight, apply(layout.read(weight, rep)), rep)
+    with torch.autocast(kind, enabled=False):
+        return layout.write(weight, apply(layout.read(weight, rep)), rep)
+
+
+def through_linear(weights: Sequence[Tensor], filters: Sequence[tuple[Filter, Soft]]) -> list[Tensor]:
+    """Each stored tensor through its own filter; those that share one go together, as one long tensor."""
+    sharing: dict[tuple[object, ...], list[int]] = {}
+    done = list(weights)
+    for number, (weight, (apply, soft)) in enumerate(zip(weights, filters, strict=True)):
+        if soft.layout == Layout():
+            sharing.setdefault((soft.rep, soft.gain, weight.dtype, weight.device), []).append(number)
+        else:
+            done[number] = through(apply, soft, weight)
+    for members in sharing.values():
+        apply, soft = filters[members[0]]
+        flat = [weights[number].reshape(-1, *soft.rep.shape) for number in members]
+        parts = through(apply, soft, torch.cat(flat)).split([len(part) for part in flat])
+        for number, part in zip(members, parts, strict=True):
+            done[number] = part.view(weights[number].shape)
+    return done
+
+
 @dataclass(frozen=True)
 class Prepared:
     """W = gain(Theta), filtered ahead of its use, and what it was made from."""
@@ -128,7 +158,7 @@ class FilteredWeight(nn.Module):
             or theta.shape[-len(self.shape) :] != self.shape
             or tf32_allowed(theta)
         ):
-            return self._through(self.filter, theta)
+            return through(self.filter, self.soft, theta)
         # a kernel, by the shortest way: each forward pass filters all of them, and Python takes longer than the product
         kind = theta.device.type
         autocast = torch.is_autocast_enabled(kind)
@@ -145,17 +175,7 @@ class FilteredWeight(nn.Module):
     def projected(self, weight: Tensor) -> Tensor:
         """The nearest weight that the gain's constraint admits."""
         self.fit(weight.dtype, weight.device)  # a plain module's marks do not travel with it
-        return self._through(self.held, weight)
-
-    def _through(self, apply: WeightFilter, weight: Tensor) -> Tensor:
-        if isinstance(apply, Filter) and apply.side == "identity":
-            return weight
-        rep, layout = self.soft.rep, self.soft.layout
-        kind = weight.device.type
-        if weight.is_meta or not torch.is_autocast_enabled(kind):
-            return layout.write(weight, apply(layout.read(weight, rep)), rep)
-        with torch.autocast(kind, enabled=False):
-            return layout.write(weight, apply(layout.read(weight, rep)), rep)
+        return through(self.held, self.soft, weight)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> FilteredWeight:
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
@@ -274,30 +294,27 @@ def replace_stored(stored: Tensor, change: Callable[[Tensor], Tensor]) -> None:
 
 @torch.no_grad()
 def filter_all(tensors: Iterable[tuple[Tensor, FilteredWeight]]) -> None:
-    """Put each tensor through its own constraint, in place; those that share one go together, as one long tensor, and
-    the equations of all cones are solved together.
+    """Put each tensor through its own constraint, in place; the linear ones of one kind go together, and the equations
+    of all cones are solved together.
     """
-    together: dict[tuple[object, ...], list[tuple[Tensor, FilteredWeight]]] = {}
+    linear: list[tuple[Tensor, Filter, Soft]] = []
     cones: dict[torch.device, list[tuple[Tensor, FilteredWeight]]] = {}
     for tensor, filtered in tensors:
-        held, soft = filtered.held, filtered.soft
+        filtered.fit(tensor.dtype, tensor.device)  # a plain module's marks do not travel with it
+        held = filtered.held
         if isinstance(held, Filter) and held.side == "identity":
             continue
         if hasattr(tensor, "full_tensor"):  # sharded over processes
             replace_stored(tensor, filtered.projected)
         elif isinstance(held, Cone):
             cones.setdefault(tensor.device, []).append((tensor, filtered))
-        elif isinstance(held, Filter) and soft.layout == Layout():
-            key = (soft.rep, soft.gain, tensor.dtype, tensor.device)
-            together.setdefault(key, []).append((tensor, filtered))
+        elif isinstance(held, Filter):
+            linear.append((tensor, held, filtered.soft))
         else:
             replace_stored(tensor, filtered.projected)
-    for members in together.values():
-        filtered = members[0][1]
-        flat = [tensor.reshape(-1, *filtered.soft.rep.shape) for tensor, _ in members]
-        done = filtered.projected(torch.cat(flat)).split([len(part) for part in flat])
-        targets = [tensor for tensor, _ in members]
-        torch._foreach_copy_(targets, [part.view_as(tensor) for part, tensor in zip(done, targets, strict=True)])
+    if linear:
+        targets = [tensor for tensor, *_ in linear]
+        torch._foreach_copy_(targets, through_linear(targets, [(held, soft) for _, held, soft in linear]))
     for members in cones.values():
         for (tensor, _), found in zip(members, nearest_in_cones(members), strict=True):
             tensor.copy_(found)
