@@ -77,7 +77,7 @@ STOPS: dict[str, tuple[float, ...]] = {
 }
 TARGETS = (0.05, 0.2, 0.5)  # certified errors; of `full` alone: each weight solves an equation at every step
 SEEDS = 3
-FULL = Recipe(epochs=100, batch=128, rate=5e-4, weight_decay=1e-5)
+FULL = Recipe(epochs=100, batch=128, rate=5e-4, weight_decay=1e-5, evaluate_every=10)
 SMALL = replace(FULL, batch=1024, rate=2e-3)  # few large steps
 STEPS = 600  # of a training of `small`
 EVALUATIONS = 4
