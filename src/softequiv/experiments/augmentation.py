@@ -10,7 +10,7 @@ from softequiv.experiments.compare import beats, curves
 from softequiv.experiments.finetune import by_training, of, told
 from softequiv.experiments.pages import Claim, Table
 
-OF_THE_NETWORK = ("ours", "penalty", "held", "held + labels", "mixture", "ours + held", "mixture + held")
+OF_THE_NETWORK = ("ours", "penalty", "held + labels", "mixture", "ours + held", "mixture + held")
 
 
 def trained(rows: Sequence[Row]) -> list[Row]:

@@ -31,16 +31,16 @@ from softequiv.training.loop import Loss, Transform
 AnyTask = TypeVar("AnyTask", bound=Task)
 Shown = Mapping[str, tuple[str, float, int]]  # a column: the figure, what it is multiplied by, and digits
 
-OURS = ("ours", "ours (target)", "held", "held + labels", "mixture")  # dials of the weights, and of the network
+OURS = ("ours", "ours (target)", "held + labels", "mixture")  # dials of the weights, and of the network
 SCORER_STEPS, SCORER_BATCH, SCORER_RATE = 400, 250, 1e-3
 SCORER_PASSES = 4  # over the pictures, at most, for each epoch of the training that follows
 DIALS = (
     "The dial of ours and of the paper's construction is softness, that of 'ours (target)' the certified relative "
     "error of every weight within the range, that of RPP the factor on its free path, that of 'canonical' the strength "
-    "of its prior, that of 'penalty' its strength, that of 'held' the KL at which a price keeps the network, that of "
-    "'held + labels' too, which also learns from what it turns to measure, that of 'mixture' the share of the answer "
-    "that is not averaged over quarter turns. The scorer of 'canonical' is first trained by the prior alone, for about "
-    f"{SCORER_STEPS} steps, on upright pictures: training that no other arm is given."
+    "of its prior, that of 'penalty' its strength, that of 'held + labels' the KL at which a price keeps the network, "
+    "which also learns from what it turns to measure, that of 'mixture' the share of the answer that is not averaged "
+    f"over quarter turns. The scorer of 'canonical' is first trained by the prior alone, for about {SCORER_STEPS} "
+    "steps, on upright pictures: training that no other arm is given."
 )
 
 

@@ -59,7 +59,6 @@ STOPS: dict[str, tuple[float, ...]] = {
     "RPP": (0.5, 0.9),
     "canonical": (100.0,),
     "penalty": (0.3, 1.0),
-    "held": (0.06, 0.12, 0.2, 0.4),
     "held + labels": (0.06, 0.12, 0.2),
     "mixture": (0.0, 0.1, 0.3),
 }
@@ -70,8 +69,6 @@ FEW = [
     ("paper", 0.9),
     ("canonical", 100.0),
     ("penalty", 1.0),
-    ("held", 0.06),
-    ("held", 0.2),
     ("held + labels", 0.12),
 ]
 FEW_LABELS = {0.01: 40, 0.1: 15}  # share of the labels, and epochs

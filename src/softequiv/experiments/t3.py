@@ -55,7 +55,6 @@ STOPS: dict[str, tuple[float, ...]] = {
     "paper": (0.9,),
     "canonical": (100.0,),
     "penalty": (1.0,),
-    "held": (0.2,),
     "held + labels": (0.2, 0.4),
     "mixture": (0.0, 0.3),
 }
