@@ -65,14 +65,18 @@ def stops_of(found: Curves, arms: Sequence[str]) -> list[Stop]:
     return [stop for arm in arms for stop in found.get(arm, [])]
 
 
-def any_of(found: Curves, arms: Sequence[str]) -> str:
-    """Those of the arms that are there, as a sentence has them.
+def one_of_ours(found: Curves, arms: Sequence[str]) -> tuple[str, str]:
+    """Those of the arms that are there, as a claim has them, the same on every page, and what its evidence must add.
 
-    >>> any_of({"a": [], "b": [], "c": []}, ["a", "b", "c", "d"])
-    'a, b or c'
+    >>> one_of_ours({"a": [], "b": [], "c": []}, ["a", "b", "d"])
+    ('one of our dials', 'a or b: ')
+    >>> one_of_ours({"a": [], "b": []}, ["b", "d"])
+    ('b', '')
     """
     there = [arm for arm in arms if arm in found]
-    return " or ".join([", ".join(there[:-1]), there[-1]] if len(there) > 1 else there)
+    if len(there) == 1:
+        return there[0], ""
+    return "one of our dials", f"{', '.join(there[:-1])} or {there[-1]}: "
 
 
 def if_of_one_seed(stops: Sequence[Stop]) -> str:
@@ -90,12 +94,12 @@ def better_at_equal_gain(found: Curves, arms: Sequence[str], other: str) -> Clai
         best.error.mean + best.error.std < stop.error.mean - stop.error.std for best, stop in pairs
     )  # never where there was one seed
     middle = ratios[len(ratios) // 2] if ratios else math.nan
+    who, told = one_of_ours(found, arms)
     return Claim(
-        f"at a combined accuracy equal within one standard deviation, {any_of(found, arms)} has a lower error than "
-        f"{other}",
+        f"at a combined accuracy equal within one standard deviation, {who} has a lower error than {other}",
         wins == len(theirs),
-        f"at {wins} of {len(theirs)} stops of {other} ({clear} beyond one standard deviation of both errors); median "
-        f"ratio of the errors {middle:.2f}{if_of_one_seed([stop for pair in pairs for stop in pair])}",
+        f"{told}at {wins} of {len(theirs)} stops of {other} ({clear} beyond one standard deviation of both errors); "
+        f"median ratio of the errors {middle:.2f}{if_of_one_seed([stop for pair in pairs for stop in pair])}",
     )
 
 
@@ -103,10 +107,11 @@ def at_least_as_good(found: Curves, arms: Sequence[str], base: str = "plain") ->
     """Whether the best stop of our dials gains at least as much as the model without one."""
     best = max(stops_of(found, arms), key=lambda stop: stop.gain.mean)
     free = found[base][0]
+    who, told = one_of_ours(found, arms)
     return Claim(
-        f"at its best, {any_of(found, arms)} has at least the combined accuracy of {base}",
+        f"at its best, {who} has at least the combined accuracy of {base}",
         best.gain.mean >= free.gain.mean,
-        f"{best.gain.told(100, 2)} at {best.dial:g} against {free.gain.told(100, 2)}, with an error of "
+        f"{told}{best.gain.told(100, 2)} at {best.dial:g} against {free.gain.told(100, 2)}, with an error of "
         f"{best.error.told(1, 3)} against {free.error.told(1, 3)}{if_of_one_seed([best, free])}",
     )
 

@@ -147,7 +147,7 @@ def write_index(folder: Path) -> None:
 
 
 def summed_up(claims: Sequence[tuple[str, dict[str, Any]]]) -> list[list[str]]:
-    """Claims that say the same of several settings, "setting: claim", as one line each."""
+    """Claims that say the same of several settings, "setting: claim", as one line each, the most tried first."""
     alike: dict[str, dict[str, list[bool]]] = {}
     for link, claim in claims:
         general = claim["text"].rpartition(": ")[2]
@@ -158,7 +158,7 @@ def summed_up(claims: Sequence[tuple[str, dict[str, Any]]]) -> list[list[str]]:
             counted([held for found in pages.values() for held in found]),
             ", ".join(f"{link} {counted(found)}" for link, found in pages.items()),
         ]
-        for general, pages in alike.items()
+        for general, pages in sorted(alike.items(), key=lambda item: -sum(map(len, item[1].values())))
     ]
 
 
