@@ -34,7 +34,7 @@ STOPS: dict[str, tuple[float, ...]] = {
     "ours (typed)": (0.0, 0.01, 0.02, 0.05, 0.1, 0.3),
     "group CNN": (0.0,),
     "penalty": (0.3, 1.0, 3.0),
-    "held + labels": (0.03, 0.06, 0.1),
+    "held + labels": (0.01, 0.02, 0.03),
     "mixture": (0.0, 0.1, 0.3),
 }
 OF_ANY_MODEL = ("penalty", "held + labels", "mixture")

@@ -58,10 +58,10 @@ STOPS: dict[str, tuple[float, ...]] = {
     "paper (smooth)": (0.9,),
     "canonical": (100.0,),
     "penalty": (1.0,),
-    "held + labels": (0.03, 0.06),
+    "held + labels": (0.02, 0.04),
 }
 # trained without turns
-UPRIGHT = {"plain": (1.0,), "ours": (0.9,), "paper": (0.9,), "penalty": (1.0,), "held + labels": (0.03, 0.06)}
+UPRIGHT = {"plain": (1.0,), "ours": (0.9,), "paper": (0.9,), "penalty": (1.0,), "held + labels": (0.02, 0.04)}
 LOWER: dict[str, tuple[float, ...]] = {"ours": (0.0, 0.25), "paper": (0.25, 0.5, 0.7)}  # for the curve over softness
 CUTOFFS = {"paper": (0.9,), "paper (smooth)": (0.9,), "ours": (0.9,), "ours (target)": (0.6, 0.9)}
 SEEDS = 3
