@@ -7,6 +7,7 @@ and between two steps, when the GPU is busy with what it was told before.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
@@ -17,7 +18,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.hooks import RemovableHandle
 
 from softequiv.gains import Cone
-from softequiv.nn.weight import FilteredWeight, Prepared, Soft, nearest_in_cones, soft_weights, through_linear
+from softequiv.nn.weight import FilteredWeight, Sharing, nearest_in_cones, sharing, soft_weights, through_linear
 from softequiv.spectrum import Filter
 
 
@@ -55,6 +56,8 @@ class FilteredTogether:
                 if lists[weight.attribute][0] is weight.filtered:  # nothing comes before it
                     self.chains.append((lists[weight.attribute], weight.filtered))
         self.hook: RemovableHandle | None = None
+        self.filters: list[Sharing] = []
+        self.grouped: list[tuple[torch.dtype, torch.device]] = []  # `fitted` of the weights that these filters are for
 
     def __enter__(self) -> None:
         if self.hook is None and not torch.compiler.is_compiling():
@@ -70,34 +73,46 @@ class FilteredTogether:
     def prepare(self) -> None:
         """Filter all weights for their next use."""
         self.forget()
-        linear: list[tuple[Tensor, FilteredWeight, Filter]] = []
+        thetas: list[Tensor] = []
+        linear: list[tuple[FilteredWeight, Filter]] = []
         cones: dict[torch.device, list[tuple[Tensor, FilteredWeight]]] = {}
+        recording = torch.is_grad_enabled()
         for chain, filtered in self.chains:
             theta: Tensor = chain.original
             whole = not hasattr(theta, "full_tensor") and not theta.is_inference()  # not sharded, and with a version
-            learns = theta.requires_grad or not torch.is_grad_enabled()  # the frozen have no part in a recorded table
+            learns = theta.requires_grad or not recording  # the frozen have no part in a recorded table
             fits = (theta.dtype, theta.device) == filtered.fitted
             if not (whole and learns and fits):
                 continue
-            if isinstance(filtered.filter, Cone):
+            apply = filtered.filter
+            if isinstance(apply, Filter):
+                if apply.side != "identity":
+                    thetas.append(theta)
+                    linear.append((filtered, apply))
+            elif isinstance(apply, Cone):
                 cones.setdefault(theta.device, []).append((theta, filtered))
-            elif isinstance(filtered.filter, Filter) and filtered.filter.side != "identity":
-                linear.append((theta, filtered, filtered.filter))
         if linear:
-            filters = [(apply, filtered.soft) for _, filtered, apply in linear]
-            weights = _Linear.apply(filters, *(theta for theta, *_ in linear))  # type: ignore[no-untyped-call]
-            for (theta, filtered, _), weight in zip(linear, weights, strict=True):
-                filtered.ready = Prepared(weight, theta, theta._version, filtered.fitted)
+            weights = _Linear.apply(self.grouping(linear), *thetas)  # type: ignore[no-untyped-call]
+            for theta, (filtered, _), weight in zip(thetas, linear, weights, strict=True):
+                filtered.ready.fill(weight, theta, filtered.fitted)
         for members in cones.values():
             for (theta, filtered), weight in zip(members, nearest_in_cones(members), strict=True):
-                filtered.ready = Prepared(weight, theta, theta._version, filtered.fitted)
+                filtered.ready.fill(weight, theta, filtered.fitted)
                 if weight.requires_grad:  # what was recorded serves one backward pass
-                    weight.register_hook(lambda _, spent=filtered: setattr(spent, "ready", None))
+                    weight.register_hook(lambda _, spent=filtered.ready: spent.clear())
+
+    def grouping(self, linear: Sequence[tuple[FilteredWeight, Filter]]) -> list[Sharing]:
+        """Which of these weights go together; to find that out takes longer than to filter them."""
+        fitted = [filtered.fitted for filtered, _ in linear]
+        if len(fitted) != len(self.grouped) or any(map(operator.is_not, fitted, self.grouped)):
+            self.grouped = fitted
+            self.filters = sharing((apply, filtered.soft, *filtered.fitted) for filtered, apply in linear)
+        return self.filters
 
     def forget(self) -> None:
         """Filter at each access from now on."""
         for _, filtered in self.chains:
-            filtered.ready = None
+            filtered.ready.clear()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -112,16 +127,11 @@ class _Linear(torch.autograd.Function):
     """Many weights through their linear filters; each filter is its own transpose, so nothing is kept for gradients."""
 
     @staticmethod
-    def forward(ctx: Any, filters: Sequence[tuple[Filter, Soft]], *weights: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, filters: list[Sharing], *weights: Tensor | None) -> tuple[Tensor | None, ...]:
         ctx.filters = filters
         ctx.set_materialize_grads(False)  # a weight that no loss uses has no gradient
         return tuple(through_linear(weights, filters))
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        used = [number for number, gradient in enumerate(gradients) if gradient is not None]
-        found: Sequence[Tensor] = _Linear.apply(  # type: ignore[no-untyped-call]
-            [ctx.filters[number] for number in used], *(gradients[number] for number in used)
-        )
-        by_number = dict(zip(used, found, strict=True))
-        return (None, *(by_number.get(number) for number in range(len(gradients))))
+        return (None, *_Linear.apply(ctx.filters, *gradients))  # type: ignore[no-untyped-call]

@@ -21,7 +21,8 @@ from softequiv.gains import Composed, Cone, Gain, WeightFilter
 from softequiv.gains.cone import nearest
 from softequiv.reps import Rep
 from softequiv.spectrum import Filter
-from softequiv.spectrum.transforms import Matrix, tf32_allowed
+from softequiv.spectrum.base import full_precision
+from softequiv.spectrum.transforms import tf32_allowed
 
 Mode = Literal["parametrize", "project"]
 MARK = "_soft_weights"  # where a plain module remembers what `hold` must project
@@ -60,6 +61,9 @@ class Layout:
         return part.flatten(0, 1) if self.groups > 1 else part
 
 
+PLAIN = Layout()
+
+
 @dataclass(frozen=True)
 class Soft:
     """What is done to one weight: its representation, its gain, and where its axes lie."""
@@ -73,46 +77,89 @@ def through(apply: WeightFilter, soft: Soft, weight: Tensor) -> Tensor:
     """A stored tensor with its group axes filtered, in full precision inside autocast too."""
     if isinstance(apply, Filter) and apply.side == "identity":
         return weight
-    rep, layout = soft.rep, soft.layout
-    kind = weight.device.type
-    if weight.is_meta or not torch.is_autocast_enabled(kind):
-        return layout.write(weight, apply(layout.read(weight, rep)), rep)
-    with torch.autocast(kind, enabled=False):
-        return layout.write(weight, apply(layout.read(weight, rep)), rep)
-
-
-def through_linear(weights: Sequence[Tensor], filters: Sequence[tuple[Filter, Soft]]) -> list[Tensor]:
-    """Each stored tensor through its own filter; those that share one go together, as one long tensor."""
-    sharing: dict[tuple[object, ...], list[int]] = {}
-    done = list(weights)
-    for number, (weight, (apply, soft)) in enumerate(zip(weights, filters, strict=True)):
-        if soft.layout == Layout():
-            sharing.setdefault((soft.rep, soft.gain, weight.dtype, weight.device), []).append(number)
-        else:
-            done[number] = through(apply, soft, weight)
-    for members in sharing.values():
-        apply, soft = filters[members[0]]
-        flat = [weights[number].reshape(-1, *soft.rep.shape) for number in members]
-        parts = through(apply, soft, torch.cat(flat)).split([len(part) for part in flat])
-        for number, part in zip(members, parts, strict=True):
-            done[number] = part.view(weights[number].shape)
-    return done
+    with full_precision(weight):
+        if soft.layout == PLAIN:
+            return apply(weight)
+        return soft.layout.write(weight, apply(soft.layout.read(weight, soft.rep)), soft.rep)
 
 
 @dataclass(frozen=True)
-class Prepared:
-    """W = gain(Theta), filtered ahead of its use, and what it was made from."""
+class Sharing:
+    """One linear filter, and the numbers of the weights that it serves; more than one if they are laid out plainly."""
 
-    weight: Tensor
-    theta: Tensor
-    version: int
-    fitted: tuple[torch.dtype, torch.device]
+    apply: Filter
+    soft: Soft
+    members: list[int]
+    matrix: Tensor | None  # where the filter is one product with it
+
+
+def sharing(filters: Iterable[tuple[Filter, Soft, torch.dtype, torch.device]]) -> list[Sharing]:
+    """Which of some weights have one filter, dtype and device in common."""
+    found: dict[tuple[object, ...], Sharing] = {}
+    for number, (apply, soft, dtype, device) in enumerate(filters):
+        plain = soft.layout == PLAIN
+        key = (soft.rep, soft.gain, dtype, device) if plain else (number,)
+        factor = apply.factor if plain and apply.gamma.dtype == dtype else None
+        matrix = factor if factor is not None and factor.ndim == 2 else None
+        found.setdefault(key, Sharing(apply, soft, [], matrix)).members.append(number)
+    return list(found.values())
+
+
+def through_linear(weights: Sequence[Tensor | None], filters: Iterable[Sharing]) -> list[Any]:
+    """Each stored tensor that is there through its own filter; those that share one go together, as one long tensor."""
+    done: list[Any] = [None] * len(weights)
+    for shared in filters:
+        members = [number for number in shared.members if weights[number] is not None]
+        own: list[Any] = [weights[number] for number in members]
+        if not own:
+            continue
+        if shared.soft.layout != PLAIN:
+            done[members[0]] = through(shared.apply, shared.soft, own[0])
+            continue
+        flat: Tensor = torch._C._nn.flatten_dense_tensors(own)  # as DDP does: one call from Python for all of them
+        if shared.matrix is None or tf32_allowed(flat):
+            flat = through(shared.apply, shared.soft, flat.view(-1, *shared.soft.rep.shape))
+        else:
+            flat = times_matrix(flat, shared.matrix)
+        for number, part in zip(members, torch._C._nn.unflatten_dense_tensors(flat.reshape(-1), own), strict=True):
+            done[number] = part
+    return done
+
+
+def times_matrix(weight: Tensor, matrix: Tensor) -> Tensor:
+    """Each d numbers of a weight in a row times (d, d), by the shortest way: Python takes longer than the product."""
+    kind = weight.device.type
+    autocast = torch.is_autocast_enabled(kind)
+    torch.set_autocast_enabled(kind, False)
+    try:
+        return torch.mm(weight.reshape(-1, matrix.shape[0]), matrix)
+    finally:
+        torch.set_autocast_enabled(kind, autocast)
+
+
+@dataclass(slots=True)
+class Prepared:
+    """W = gain(Theta), filtered ahead of its use, and what it was made from; empty where nothing is ready."""
+
+    weight: Tensor | None = None
+    theta: Tensor | None = None
+    version: int = 0
+    fitted: tuple[torch.dtype, torch.device] | None = None
+
+    def fill(self, weight: Tensor, theta: Tensor, fitted: tuple[torch.dtype, torch.device]) -> None:
+        """Have this ready from now on."""
+        self.weight, self.theta, self.version, self.fitted = weight, theta, theta._version, fitted
+
+    def clear(self) -> None:
+        """Have nothing ready."""
+        self.weight = self.theta = None
 
     def serves(self, theta: Tensor, fitted: tuple[torch.dtype, torch.device]) -> bool:
         """Whether filtering now would give the same value and the same gradient."""
-        if theta is not self.theta or theta._version != self.version or fitted is not self.fitted:
+        weight = self.weight
+        if weight is None or theta is not self.theta or theta._version != self.version or fitted is not self.fitted:
             return False
-        recorded = self.weight.requires_grad == theta.requires_grad and not self.weight.is_inference()
+        recorded = weight.requires_grad == theta.requires_grad and not weight.is_inference()
         return recorded or not torch.is_grad_enabled()
 
 
@@ -121,12 +168,12 @@ class FilteredWeight(nn.Module):
 
     filter: WeightFilter
     held: WeightFilter
-    matrix: Tensor | None  # (D, D), where the filter of a kernel is one product with it
+    factor: Tensor | None  # where the filter is one product, of each number or of each d in a row
 
     def __init__(self, soft: Soft, mode: Mode, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
         self.mode = mode
-        self.ready: Prepared | None = None
+        self.ready = Prepared()  # filled and cleared, never replaced: to set an attribute of a module takes longer
         self.order: tuple[str, ...] = ()  # of the module's parameters, for baking: torch moves what is parametrised
         self.set_soft(soft, dtype, device)
 
@@ -137,8 +184,7 @@ class FilteredWeight(nn.Module):
         self.fitted = (torch.float64 if dtype == torch.float64 else torch.float32, device)
         self.filter = soft.gain.on(soft.rep).to(*self.fitted)
         self.held = soft.gain.constraint(soft.rep).to(*self.fitted) if self.mode == "project" else self.filter
-        core = self.filter.core if isinstance(self.filter, Filter) and soft.layout == Layout() else None
-        self.matrix = core.matrix if isinstance(core, Matrix) else None
+        self.factor = self.filter.factor if isinstance(self.filter, Filter) and soft.layout == PLAIN else None
         self.shape = soft.rep.shape
 
     def fit(self, dtype: torch.dtype, device: torch.device) -> None:
@@ -149,24 +195,17 @@ class FilteredWeight(nn.Module):
 
     def forward(self, theta: Tensor) -> Tensor:
         compiling = torch.compiler.is_compiling()
-        if not compiling and self.ready is not None and self.ready.serves(theta, self.fitted):
-            return self.ready.weight
-        matrix = None if compiling else self.matrix
+        if not compiling and self.ready.serves(theta, self.fitted):
+            return self.ready.weight  # type: ignore[return-value]
+        factor = None if compiling else self.factor
         if (
-            matrix is None
+            factor is None
             or (theta.dtype, theta.device) != self.fitted
             or theta.shape[-len(self.shape) :] != self.shape
             or tf32_allowed(theta)
         ):
             return through(self.filter, self.soft, theta)
-        # a kernel, by the shortest way: each forward pass filters all of them, and Python takes longer than the product
-        kind = theta.device.type
-        autocast = torch.is_autocast_enabled(kind)
-        torch.set_autocast_enabled(kind, False)
-        try:
-            return torch.mm(theta.reshape(-1, len(matrix)), matrix).view(theta.shape)
-        finally:
-            torch.set_autocast_enabled(kind, autocast)
+        return theta * factor if factor.ndim == 1 else times_matrix(theta, factor).view(theta.shape)
 
     def right_inverse(self, weight: Tensor) -> Tensor:
         """A weight that is assigned becomes Theta as it is: pretrained values are kept."""
@@ -184,7 +223,7 @@ class FilteredWeight(nn.Module):
         return self
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"ready": None}  # a copy filters for itself
+        return self.__dict__ | {"ready": Prepared()}  # a copy filters for itself
 
     def extra_repr(self) -> str:
         return f"{self.soft.rep} under {self.soft.rep.group}, {self.soft.gain}, {self.mode}"
@@ -314,7 +353,8 @@ def filter_all(tensors: Iterable[tuple[Tensor, FilteredWeight]]) -> None:
             replace_stored(tensor, filtered.projected)
     if linear:
         targets = [tensor for tensor, *_ in linear]
-        torch._foreach_copy_(targets, through_linear(targets, [(held, soft) for _, held, soft in linear]))
+        filters = sharing((held, soft, tensor.dtype, tensor.device) for tensor, held, soft in linear)
+        torch._foreach_copy_(targets, through_linear(targets, filters))
     for members in cones.values():
         for (tensor, _), found in zip(members, nearest_in_cones(members), strict=True):
             tensor.copy_(found)

@@ -8,6 +8,7 @@ the group does not move, that is, the exactly equivariant ones.
 from __future__ import annotations
 
 import math
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -34,6 +35,7 @@ from softequiv.spectrum.transforms import (
 )
 
 SMALL_OPERATOR = 64  # up to this size one (D, D) matrix is faster than two thin ones, and smaller than a kernel bank
+NOTHING = nullcontext()
 
 
 @dataclass(frozen=True)
@@ -114,7 +116,10 @@ class Spectrum:
                 self.rep, gamma, "dropped", (Dense(last.basis[:, changed].clone()),), Scale(1 - gains[changed])
             )
         if isinstance(last, Pairs):
-            return Filter(self.rep, gamma, "all", (), PairMatrices.of(last, gains))
+            core = PairMatrices.of(last, gains)
+            if len(self.rep.shape) == 1 and not any(isinstance(of_row[0], Matrix) for of_row in core.maps):
+                return Filter(self.rep, gamma, "operator", (), Scale(gains))
+            return Filter(self.rep, gamma, "all", (), core)
         if isinstance(last, Blocks):
             return Filter(self.rep, gamma, "all", self.transforms[:-1], BlockMatrices.of(last, gains))
         if isinstance(last, Butterfly):
@@ -227,8 +232,8 @@ def flattened(weight: Tensor, rep: Rep) -> Tensor:
 class Filter:
     """A fixed linear filter of weights, sum_sigma gamma(sigma) P_sigma, held by what is cheapest.
 
-    `side` says what: the directions "kept" or "dropped", "all" of them, the whole "operator" of a small space, or
-    nothing for the "identity". Called on a weight (..., *rep.shape), it returns one of the same shape and dtype.
+    `side` says what: the directions "kept" or "dropped", "all" of them, the whole "operator" where one product applies
+    it, or nothing for the "identity". Called on a weight (..., *rep.shape), it returns one of the same shape and dtype.
     """
 
     rep: Rep
@@ -244,6 +249,16 @@ class Filter:
         transforms, core = moved((self.transforms, self.core), dtype, device)
         return Filter(self.rep, self.gamma.to(device, dtype), self.side, transforms, core)
 
+    @property
+    def factor(self) -> Tensor | None:
+        """What a weight is multiplied by where that is all: (D,) each number, or (d, d) each d of them in a row."""
+        core = self.core if not self.transforms else None
+        if isinstance(core, PairMatrices) and len(core.pairs.rows) == 1 and core.pairs.columns == ((1, 1),):
+            core = core.maps[0][0]
+        if isinstance(core, Scale) and len(self.rep.shape) == 1:
+            return core.gains
+        return core.matrix if isinstance(core, Matrix) else None
+
     def __call__(self, weight: Tensor) -> Tensor:
         if self.side != "operator" and is_eager(weight):  # one product is as quick to record
             filtered: Tensor = SelfAdjoint.apply(weight, self)  # type: ignore[no-untyped-call]
@@ -252,6 +267,9 @@ class Filter:
 
     def apply(self, weight: Tensor) -> Tensor:
         """The filter, step by step."""
+        fits = weight.dtype == self.gamma.dtype and weight.device == self.gamma.device
+        if isinstance(self.core, PairMatrices) and fits and weight.shape[-len(self.rep.shape) :] == self.rep.shape:
+            return self.core(weight)  # as it is stored, by the shortest way
         x = flattened(weight, self.rep)
         own = self.to(x.dtype, x.device)
         if own.core is None:
@@ -263,6 +281,14 @@ class Filter:
         for transform in reversed(own.transforms):
             y = transform.inverse(y)
         return (x - y if self.side == "dropped" else y).reshape(weight.shape).to(weight.dtype)
+
+
+def full_precision(weight: Tensor) -> AbstractContextManager[None]:
+    """A context without autocast; torch's own takes longer than a small product, so it is entered only where needed."""
+    kind = weight.device.type
+    if weight.is_meta or not torch.is_autocast_enabled(kind):
+        return NOTHING
+    return torch.autocast(kind, enabled=False)
 
 
 def is_eager(weight: Tensor) -> bool:
@@ -282,7 +308,7 @@ class SelfAdjoint(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        with torch.autocast(gradient.device.type, enabled=False):  # as in the forward pass
+        with full_precision(gradient):  # as in the forward pass
             return ctx.filter(gradient), None
 
     @staticmethod

@@ -10,6 +10,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import cached_property
 from typing import Any, TypeVar
 
 import torch
@@ -180,6 +181,11 @@ class Pairs(Transform):
     columns: tuple[tuple[int, int], ...]
     bases: tuple[tuple[Tensor | None, ...], ...]
 
+    @cached_property
+    def dim(self) -> int:
+        """D = dim Y dim X."""
+        return starts(self.rows)[-1] * starts(self.columns)[-1]
+
     def forward(self, x: Tensor) -> Tensor:
         return self.by_copies(x, map_table(self.bases, lambda basis: lambda part: times(part, basis)))
 
@@ -190,7 +196,7 @@ class Pairs(Transform):
         """Put every copy of a pair, flattened to (..., dim U dim V), through the map of its pair."""
         widths = [copies * size for copies, size in self.columns]
         heights = [copies * size for copies, size in self.rows]
-        strips = x.reshape(*x.shape[:-1], sum(heights), sum(widths)).split(heights, -2)
+        strips = x.reshape(-1, sum(heights), sum(widths)).split(heights, -2)
         out = []
         for strip, rows, of_row in zip(strips, self.rows, maps, strict=True):
             parts = strip.split(widths, -1) if len(widths) > 1 else (strip,)
@@ -215,11 +221,9 @@ def map_table(table: Table[T], change: Callable[[T], U]) -> Table[U]:
 
 def each_copy(part: Tensor, act: SmallMap, rows: tuple[int, int], columns: tuple[int, int]) -> Tensor:
     """Put each of n x m small maps in a block (..., n high, m wide), flattened to (..., high wide), through `act`."""
+    if isinstance(act, Multiple):
+        return act(part)
     (n, high), (m, wide) = rows, columns
-    if isinstance(act, Matrix) and not act.rest and not act.amounts:
-        return torch.zeros_like(part)
-    if high == wide == 1:
-        return act(part[..., None])[..., 0]
     lead = part.shape[:-2]
     copies = part.reshape(*lead, n, high, m, wide).transpose(-3, -2).reshape(*lead, n, m, high * wide)
     return act(copies).reshape(*lead, n, m, high, wide).transpose(-3, -2).reshape(part.shape)
@@ -247,6 +251,16 @@ class Scale(Core):
 
     def __call__(self, x: Tensor) -> Tensor:
         return x * self.gains
+
+
+@dataclass(frozen=True)
+class Multiple(Core):
+    """Multiply all coordinates by one gain."""
+
+    amount: float
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return x * self.amount if self.amount else torch.zeros_like(x)
 
 
 @dataclass(frozen=True)
@@ -281,26 +295,66 @@ class PairMatrices(Core):
     """One small symmetric matrix per pair of terms, for all copies of the pair; None where nothing changes."""
 
     pairs: Pairs
-    matrices: Table[Matrix]
+    maps: Table[Matrix | Multiple]
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self.pairs.by_copies(x, self.matrices)
+        """A weight as it is stored will do: (..., D) or (..., dim Y, dim X)."""
+        if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+            return self.pairs.by_copies(x, self.maps)
+        # written in place: half the operations of cutting a weight up and joining its parts again
+        x = x.contiguous()
+        y = torch.empty_like(x) if self.one_matrix else x.clone()
+        dim = self.pairs.dim
+        for size, stride, start, act in self.places:
+            size, stride = (x.numel() // dim, *size), (dim, *stride)
+            own = y.as_strided(size, stride, start)
+            if isinstance(act, Matrix):
+                copies = x.as_strided(size, stride, x.storage_offset() + start).reshape(-1, act.matrix.shape[0])
+                own.copy_(act(copies).view(size))
+            elif act.amount:
+                own.mul_(act.amount)
+            else:
+                own.zero_()
+        return y
+
+    @cached_property
+    def one_matrix(self) -> bool:
+        """Whether a single matrix changes all of a weight."""
+        return len(self.maps) == len(self.maps[0]) == 1 and isinstance(self.maps[0][0], Matrix)
+
+    @cached_property
+    def places(self) -> list[tuple[tuple[int, ...], tuple[int, ...], int, Matrix | Multiple]]:
+        """Of each pair that changes: size, stride and start of its copies (n, m, high, wide), and its map."""
+        rows, columns = starts(self.pairs.rows), starts(self.pairs.columns)
+        width = columns[-1]
+        return [
+            ((n, m, high, wide), (high * width, wide, width, 1), top * width + left, act)
+            for top, (n, high), of_row in zip(rows, self.pairs.rows, self.maps, strict=False)
+            for left, (m, wide), act in zip(columns, self.pairs.columns, of_row, strict=False)
+            if act is not None
+        ]
 
     @staticmethod
     def of(pairs: Pairs, gains: Tensor) -> PairMatrices:
         """basis diag(gains) basis^T of every pair, with the gains of its first copy."""
-        table = gains.unflatten(0, (-1, sum(copies * size for copies, size in pairs.columns)))
-        tops = itertools.accumulate((copies * size for copies, size in pairs.rows), initial=0)
+        columns = starts(pairs.columns)
+        table = gains.unflatten(0, (-1, columns[-1]))
         rows = []
-        for top, (_, high), of_row in zip(tops, pairs.rows, pairs.bases, strict=False):
-            lefts = itertools.accumulate((copies * size for copies, size in pairs.columns), initial=0)
-            row: list[Matrix | None] = []
-            for left, (_, wide), basis in zip(lefts, pairs.columns, of_row, strict=False):
+        for top, (_, high), of_row in zip(starts(pairs.rows), pairs.rows, pairs.bases, strict=False):
+            row: list[Matrix | Multiple | None] = []
+            for left, (_, wide), basis in zip(columns, pairs.columns, of_row, strict=False):
                 own = table[top : top + high, left : left + wide].flatten()
-                basis = torch.eye(len(own), dtype=own.dtype) if basis is None else basis
-                row.append(None if bool((own == 1).all()) else Matrix.of(basis, own))
+                if bool((own == own[0]).all()):
+                    row.append(None if own[0] == 1 else Multiple(float(own[0])))
+                else:
+                    row.append(Matrix.of(torch.eye(len(own), dtype=own.dtype) if basis is None else basis, own))
             rows.append(tuple(row))
         return PairMatrices(pairs, tuple(rows))
+
+
+def starts(terms: tuple[tuple[int, int], ...]) -> list[int]:
+    """Where each term's (copies, size) begin, and where the last one ends."""
+    return list(itertools.accumulate((copies * size for copies, size in terms), initial=0))
 
 
 @dataclass(frozen=True)
