@@ -9,7 +9,7 @@ import pytest
 
 from softequiv.experiments import whole_network
 from softequiv.experiments.arms import ARMS
-from softequiv.experiments.augmentation import against_augmentation
+from softequiv.experiments.augmentation import against_augmentation, beaten
 from softequiv.experiments.cells import Cell, Row
 from softequiv.experiments.pages import Page, write_page
 from softequiv.experiments.registry import experiment, names
@@ -101,6 +101,21 @@ def test_a_dial_of_the_whole_network_is_compared_with_augmentation(better, tmp_p
     one = own.page([row for row in rows if row["seed"] == 0], "small")
     assert not any(claim.holds for claim in one.claims if "beats" in claim.text)
     assert {row[2] for table in one.tables if "augmentation beaten" in table.caption for row in table.rows} == {"none"}
+
+
+def test_by_any_angle_the_rival_was_trained_on_any_angle():
+    cells = [cell for cell in experiment("whole-network").cells("small") if cell.settings["labels"] == 1]
+
+    def figures(settings: Any) -> dict[str, float]:
+        wide = {"cAcc all": 0.9, "iErr all": 0.05} if settings["arm"] == "plain (any angle)" else {}
+        return of_dials(settings, True) | wide
+
+    rows = made_up(cells, figures)
+    table = beaten(rows, {"within 30°": "30", "by any angle": "all"})
+    ahead = {(turned, "held + labels" in by) for _, turned, by, _ in table.rows}
+    assert ahead == {("within 30°", True), ("by any angle", False)}
+    without = [row for row in rows if row["arm"] != "plain (any angle)"]
+    assert all("held + labels" in by for _, _, by, _ in beaten(without, {"by any angle": "all"}).rows)
 
 
 def test_augmentation_is_compared_with_as_many_labels():
