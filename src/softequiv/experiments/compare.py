@@ -179,6 +179,21 @@ def known(value: float) -> float:
     return 0.0 if math.isnan(value) else value
 
 
+def beside_augmentation(panels: Mapping[str, Curves]) -> dict[str, Curves]:
+    """Panels "..., with turns" and "..., without turns", the second with the plain model of the first in it as well.
+
+    >>> shown = beside_augmentation({"A, with turns": {"plain": []}, "A, without turns": {"ours": []}})
+    >>> list(shown["A, without turns"])
+    ['ours', 'plain (with turns)']
+    """
+    shown = {}
+    for name, found in panels.items():
+        augmented = panels.get(name.replace("without turns", "with turns"), found)
+        plain = augmented.get("plain") if augmented is not found else None
+        shown[name] = found if plain is None else {**found, "plain (with turns)": plain}
+    return shown
+
+
 def trade_off(name: str, panels: Mapping[str, Curves], gain: str, error: str, *, scale: float = 100.0) -> Figure:
     """Gain against error, a panel for each setting and a line for each arm, with the spread over seeds."""
     arms = list(dict.fromkeys(arm for found in panels.values() for arm in found))

@@ -21,7 +21,7 @@ from softequiv.experiments.arms import Setting, armed
 from softequiv.experiments.backbones import CLASSIFIER, opened, with_head
 from softequiv.experiments.base import Experiment, Scale, data_folder
 from softequiv.experiments.cells import Cell, Figures, Row, Settings
-from softequiv.experiments.compare import curves, trade_off
+from softequiv.experiments.compare import beside_augmentation, curves, trade_off
 from softequiv.experiments.finetune import (
     DIALS,
     beside_paper,
@@ -335,7 +335,10 @@ def page(rows: Sequence[Row], scale: Scale) -> Page:
                 for t in tables(of(rows, dataset=data), SHOWN | BEYOND, f"{data}: ")
             ),
         ],
-        [trade_off("curves", panels, "combined accuracy, %", "invariance error (KL)"), softness_figure(rows)],
+        [
+            trade_off("curves", beside_augmentation(panels), "combined accuracy, %", "invariance error (KL)"),
+            softness_figure(rows),
+        ],
     )
 
 

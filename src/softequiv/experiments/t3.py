@@ -22,7 +22,7 @@ from softequiv.experiments.augmentation import against_augmentation, beaten
 from softequiv.experiments.backbones import CLASSIFIER, opened, with_head
 from softequiv.experiments.base import Experiment, Scale, data_folder
 from softequiv.experiments.cells import Cell, Figures, Row, Settings
-from softequiv.experiments.compare import curves, trade_off
+from softequiv.experiments.compare import beside_augmentation, curves, trade_off
 from softequiv.experiments.finetune import (
     DIALS,
     beside_paper,
@@ -238,7 +238,7 @@ def page(rows: Sequence[Row], scale: Scale) -> Page:
             beaten(rows, JUDGED),
             *tables(rows, SHOWN | BEYOND),
         ],
-        [trade_off("curves", panels, "combined accuracy, %", "invariance error (KL)")],
+        [trade_off("curves", beside_augmentation(panels), "combined accuracy, %", "invariance error (KL)")],
     )
 
 

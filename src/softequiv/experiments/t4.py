@@ -22,7 +22,7 @@ from softequiv.experiments.arms import Armed, Setting, armed, restore_variance
 from softequiv.experiments.backbones import CLASSIFIER, SEGMENTER, PatchwiseLinear, opened, with_head
 from softequiv.experiments.base import Experiment, Scale, data_folder
 from softequiv.experiments.cells import Cell, Figures, Row, Settings
-from softequiv.experiments.compare import curves, trade_off
+from softequiv.experiments.compare import beside_augmentation, curves, trade_off
 from softequiv.experiments.finetune import (
     DIALS,
     beside_paper,
@@ -264,7 +264,7 @@ def page(rows: Sequence[Row], scale: Scale) -> Page:
             *tables(rows, SHOWN | BEYOND),
         ],
         [
-            trade_off("curves", panels, "combined IoU, %", "equivariance error (KL)"),
+            trade_off("curves", beside_augmentation(panels), "combined IoU, %", "equivariance error (KL)"),
             *([softness_figure(rows)] if with_turns else []),
         ],
     )

@@ -11,7 +11,7 @@ from softequiv.experiments import t2
 from softequiv.experiments.augmentation import against_augmentation, beaten
 from softequiv.experiments.base import Experiment, Scale
 from softequiv.experiments.cells import Cell, Row
-from softequiv.experiments.compare import Curves, curves, spearman, trade_off
+from softequiv.experiments.compare import Curves, beside_augmentation, curves, spearman, trade_off
 from softequiv.experiments.finetune import of, tables, values
 from softequiv.experiments.pages import Claim, Page, Table
 
@@ -137,8 +137,10 @@ def page(rows: Sequence[Row], scale: Scale) -> Page:
             *tables(rows, t2.SHOWN | t2.BEYOND),
         ],
         [
-            trade_off("range", panels, "combined accuracy, %", "invariance error (KL) within 30 degrees"),
-            trade_off("quarter", quarter, "accuracy upright, %", "KL under a quarter turn"),
+            trade_off(
+                "range", beside_augmentation(panels), "combined accuracy, %", "invariance error (KL) within 30 degrees"
+            ),
+            trade_off("quarter", beside_augmentation(quarter), "accuracy upright, %", "KL under a quarter turn"),
         ],
     )
 
