@@ -8,7 +8,7 @@ Forward passes never change a parameter, and nothing derived enters the state_di
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import torch
@@ -70,7 +70,7 @@ class Soft:
 
     rep: Rep
     gain: Gain
-    layout: Layout = field(default_factory=Layout)
+    layout: Layout = PLAIN
 
 
 def through(apply: WeightFilter, soft: Soft, weight: Tensor) -> Tensor:

@@ -292,7 +292,7 @@ class Matrix(Core):
 
 @dataclass(frozen=True)
 class PairMatrices(Core):
-    """One small symmetric matrix per pair of terms, for all copies of the pair; None where nothing changes."""
+    """One small symmetric matrix or one gain per pair of terms, for all its copies; None where nothing changes."""
 
     pairs: Pairs
     maps: Table[Matrix | Multiple]
