@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
+from typing import TypeVar
 
 import torch
 from hypothesis import strategies as st
+from torch import nn
 
 import softequiv as se
 from softequiv.groups import Group
 from softequiv.reps import Rep
+
+Model = TypeVar("Model", bound=nn.Module)
 
 FINITE = [
     *(se.C(n) for n in (1, 2, 3, 4, 8, 18)),
@@ -107,3 +111,14 @@ def weight(rep: Rep, seed: int, dtype: torch.dtype = torch.float64, lead: tuple[
 def distance(a: torch.Tensor, b: torch.Tensor) -> float:
     """Largest difference relative to the larger norm."""
     return float((a - b).norm() / max(float(a.norm()), float(b.norm()), math.ulp(1.0)))
+
+
+def as_trained(model: Model) -> Model:
+    """A model whose soft parameters have noise in every direction, as training leaves them: new layers have none that
+    the group moves.
+    """
+    with torch.no_grad():
+        for part in se.soft_weights(model):
+            part.stored.add_(torch.randn_like(part.stored), alpha=float(part.stored.square().mean().sqrt()) or 1.0)
+    se.project(model)
+    return model

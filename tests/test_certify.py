@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import softequiv as se
-from draws import ALL_GROUPS, leaves
+from draws import ALL_GROUPS, as_trained, leaves
 from softequiv.certify import Certificate, certify
 from softequiv.certify.modelled import turn
 from softequiv.certify.operator import spectral_norm
@@ -116,7 +116,7 @@ def test_groups_of_channels_are_maps_of_their_own():
 
 def test_a_map_between_typed_fields_has_an_operator_bound():
     fields = 2 * se.frequency(se.C(4), 1) + 2 * se.scalar(se.C(4))
-    net = SoftConv2d(fields, fields, 3, se.softness(0.6)).double()
+    net = as_trained(SoftConv2d(fields, fields, 3, se.softness(0.6))).double()
     found = certify(net)["weight"]
     hom = (fields @ se.grid(se.C(4), 3, 3)) >> fields
     w = net.weight.detach().flatten(1)
@@ -128,7 +128,7 @@ def test_a_map_between_typed_fields_has_an_operator_bound():
 
 
 def test_tables_are_added_and_have_no_operator_norm():
-    found = certify(SoftTable(se.grid(se.SO(2), 7, 7), 16, se.softness(0.5)))["weight"]
+    found = certify(as_trained(SoftTable(se.grid(se.SO(2), 7, 7), 16, se.softness(0.5))))["weight"]
     assert found.operator is None and found.rounding is None
     assert 0 < found.error < 2
 
@@ -158,7 +158,7 @@ def test_no_whole_group_figures_where_the_group_is_open_or_stretches():
 
 def test_the_papers_bound_counts_generators_and_outputs_that_turn():
     group, within = se.SO(3), 0.5
-    layer = SoftLinear(se.vector(group), 2 * se.vector(group), se.hard(10)).double()
+    layer = as_trained(SoftLinear(se.vector(group), 2 * se.vector(group), se.hard(10))).double()
     found = certify(layer, within)["weight"]
     b = float(se.spectrum(se.vector(group) >> se.vector(group)).levels[-1])
     assert found.paper == pytest.approx(b * math.sqrt(3 * 6) * within)
@@ -352,7 +352,7 @@ def test_a_sentence_says_what_the_certificate_states_and_what_the_model_gives():
 
 
 def test_figures_that_a_plain_model_cannot_give_are_not_verified():
-    layer = SoftLinear(2 * se.vector(se.SO(3)), 3 * se.vector(se.SO(3)), se.softness(0.5))
+    layer = as_trained(SoftLinear(2 * se.vector(se.SO(3)), 3 * se.vector(se.SO(3)), se.softness(0.5)))
     certificate, plain = certify(layer, 0.3), se.bake(layer, copy=True)
     assert certificate.verify(layer)
     for claimed in (certificate, edited(certificate, error=0.0, operator=0.0)):

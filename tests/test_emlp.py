@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import softequiv as se
+from draws import as_trained
 from softequiv.baselines.emlp import EMLP, EMLPRPP, MLP, Bilinear, highest_rank, shares, uniform
 from softequiv.baselines.rpp import set_mix
 from softequiv.errors import SoftEquivError
@@ -189,7 +190,7 @@ def test_one_body_is_strict_soft_or_free():
 
     def error(**linear) -> float:
         torch.manual_seed(0)
-        return equivariance_error(EMLP(source, target, 60, 2, **linear), group, source, target)
+        return equivariance_error(as_trained(EMLP(source, target, 60, 2, **linear)), group, source, target)
 
     strict, soft, free = (
         error(),

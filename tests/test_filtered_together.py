@@ -10,6 +10,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import ViTConfig, ViTForImageClassification
 
 import softequiv as se
+from draws import as_trained
 from softequiv.nn import Soft, SoftLinear, set_gain, soften_weight
 
 ROUNDING = {torch.float32: 1e-5, torch.float64: 1e-12}  # of sums in another order, relative to the largest entry
@@ -116,7 +117,7 @@ SPACES = {
 @pytest.mark.parametrize("space", SPACES.values(), ids=SPACES)
 def test_a_soft_linear_layer(space, gain):
     torch.manual_seed(0)
-    layers = [SoftLinear(space, space, gain=gain) for _ in range(2)]
+    layers = [as_trained(SoftLinear(space, space, gain=gain)) for _ in range(2)]
     model, x = nn.Sequential(*layers), torch.randn(5, space.dim)
     expected = gradients(model, x)
     with se.filtered_together(model):

@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
 import softequiv as se
+from draws import as_trained
 from softequiv import certify, certify_network
 from softequiv.actions import Pictures
 from softequiv.certify.convolution import convolution_norm
@@ -120,7 +121,7 @@ def drawn_typed(rng: random.Random) -> tuple[nn.Module, se.Group, float, torch.T
     net = nn.Sequential(
         SoftLinear(2 * v, 3 * v + se.scalar(group), gain), SoftLinear(3 * v + se.scalar(group), v, gain)
     )
-    return net, group, math.inf, torch.zeros(1, (2 * v).dim), True
+    return as_trained(net), group, math.inf, torch.zeros(1, (2 * v).dim), True
 
 
 def drawn_cnn(rng: random.Random) -> tuple[nn.Module, se.Group, float, torch.Tensor, bool]:
@@ -414,7 +415,7 @@ def test_a_shear_is_no_permutation():
 def test_a_layer_that_is_held_under_two_names_has_its_space_under_both():
     group = se.SO(3)
     v = 2 * se.vector(group)
-    layer = SoftLinear(v, v, se.softness(0.5)).double()
+    layer = as_trained(SoftLinear(v, v, se.softness(0.5))).double()
     twice = certify_network(Of(lambda m, x: m.b(m.a(x)), a=layer, b=layer), group, 0.3, torch.zeros(1, 6).double())
     named = certify_network(nn.Sequential(layer, copy.deepcopy(layer)), group, 0.3, torch.zeros(1, 6).double())
     assert twice.output == named.output == "moves as 2[V]" and twice.slope == pytest.approx(named.slope)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import softequiv as se
+from draws import as_trained
 from softequiv.actions import Points, Still
 from softequiv.baselines.autoregressive import Autoregressive, ConstantVelocity
 from softequiv.baselines.eqauto import EqAuto
@@ -167,9 +168,9 @@ def forecasters() -> dict[str, Autoregressive]:
     return {
         "EqAuto": EqAuto(width=16, layers=2),
         "plain": Forecaster(16, layers=2),
-        "soft": Forecaster(16, layers=2, group=se.SO(2), gain=se.softness(0.5)),
+        "soft": as_trained(Forecaster(16, layers=2, group=se.SO(2), gain=se.softness(0.5))),
         "strict": Forecaster(16, layers=2, group=se.SO(2)),
-        "the paper's": Forecaster(16, layers=2, group=se.SO(2), gain=se.softness(0.5), typed=False),
+        "the paper's": as_trained(Forecaster(16, layers=2, group=se.SO(2), gain=se.softness(0.5), typed=False)),
         "constant velocity": ConstantVelocity(),
     }
 

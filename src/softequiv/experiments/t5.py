@@ -157,11 +157,13 @@ def papers_network(dial: float, cutoff: Cutoff = "hard") -> Forecaster:
     Maps between vectors have two levels, 0 and 2, of one size; those from scalars to vectors one more, 1, which is
     nearly all of the embedding. From .5 to .9 every softness therefore keeps level 0 alone.
     """
+    start = dict(Forecaster().named_parameters())  # not that of our layers, which is equivariant
     model = Forecaster(group=GROUP, gain=softness(1), typed=False)
     for weight in soft_weights(model):
         set_gain(weight, paper_gain(weight.soft.rep, dial, cutoff))
-        if weight.attribute == "weight":
-            with torch.no_grad():
+        with torch.no_grad():
+            weight.stored.copy_(start[weight.name])
+            if weight.attribute == "weight":
                 weight.stored.mul_(restored_scale(weight.soft, weight.stored))
     return model
 

@@ -2,7 +2,8 @@
 filtered weights.
 
 A feature's type is a representation of its channels: `16 * scalar(g)` for plain channels, `8 * frequency(g, 1)` for
-vector fields. Gain softness(0) makes a layer exactly equivariant.
+vector fields. Gain softness(0) makes a layer exactly equivariant. Every other one starts so as well: the gain says how
+far training may go from there.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 
 from softequiv.errors import RepresentationError
 from softequiv.gains import Gain, LevelGain, softness
-from softequiv.nn.weight import Layout, Mode, Soft, soften_weight
+from softequiv.nn.weight import Layout, Mode, Soft, soft_weights, soften_weight, through
 from softequiv.reps import Action, Rep, Trivial, direct_sum, terms_of
 from softequiv.reps.grids import kernels
 from softequiv.spectrum import spectrum
@@ -24,13 +25,29 @@ EXACT: Gain = softness(0)
 
 
 def _soften(layer: nn.Module, weight: Soft, target: Rep, mode: Mode) -> None:
-    """Filter weight and bias of a new layer, the weight first scaled up by what the filter takes away."""
-    with torch.no_grad():
-        layer.weight.mul_(restored_scale(weight, layer.weight))  # type: ignore
+    """Filter weight and bias of a new layer, and let it start exactly equivariant."""
     soften_weight(layer, "weight", weight, mode)
     if getattr(layer, "bias", None) is not None:
         layout = Layout() if len(target.shape) == 1 else Layout(axis=0)  # only a space of several axes is stored flat
         soften_weight(layer, "bias", Soft(target, weight.gain, layout), mode)
+    _start_equivariant(layer)
+
+
+@torch.no_grad()
+def _start_equivariant(layer: nn.Module) -> None:
+    """Theta = P_0 Theta for the random parameters of a new layer, its weight scaled up by what that takes away.
+
+    What is random at the start and not equivariant is noise, which training would first have to undo. A weight that
+    the group leaves no invariant direction would start at zero, and starts as its own gain leaves it instead.
+    """
+    for part in soft_weights(layer):
+        stored, soft = part.stored, part.soft
+        if part.attribute == "weight" and not spectrum(soft.rep).invariants:
+            stored.mul_(restored_scale(soft, stored))
+            continue
+        strict = Soft(soft.rep, EXACT, soft.layout)
+        scale = restored_scale(strict, stored) if part.attribute == "weight" else 1.0
+        stored.copy_(through(EXACT.on(soft.rep).to(*part.filtered.fitted), soft, scale * stored))
 
 
 def restored_scale(soft: Soft, weight: Tensor) -> float:
@@ -160,6 +177,7 @@ class SoftTable(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(std * torch.randn(channels, *space.shape))
         soften_weight(self, "weight", Soft(space, gain), mode)
+        _start_equivariant(self)
 
     def forward(self) -> Tensor:
         table: Tensor = self.weight
