@@ -12,7 +12,7 @@ import argparse
 import contextlib
 import json
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 import torch
@@ -42,6 +42,13 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "ResNet-50": lambda: ResNetForImageClassification(ResNetConfig(num_labels=1000)),
     "SegFormer-B0": lambda: SegformerForSemanticSegmentation(SegformerConfig(num_labels=21)),
 }
+
+
+WAYS = ("parametrize", "parametrize, together", "project", "baked", "target", "target, together")
+
+
+def told(ratio: float | None) -> str:
+    return "" if ratio is None else f"{ratio:.3f}"
 
 
 def synchronise() -> None:
@@ -92,19 +99,20 @@ def repeated(step: Callable[[], None], count: int) -> Callable[[], None]:
     return steps
 
 
-def ratios(build: Callable[[], nn.Module], compiled: bool) -> dict[str, float]:
+def ratios(build: Callable[[], nn.Module], compiled: bool, ways: Collection[str]) -> dict[str, float]:
     """Median time of a step for every variant, divided by the plain model's, in alternating rounds."""
     variants: dict[str, Callable[[], nn.Module]] = {
         "plain": build,
-        "parametrize": lambda: se.soften(build(), "SO(2)", softness=0.9),
-        "project": lambda: se.soften(build(), "SO(2)", softness=0.9, mode="project"),
-        "baked": lambda: se.bake(se.soften(build(), "SO(2)", softness=0.9)),
+        "parametrize": lambda: se.soften(build(), "SO(2)", softness=0.5),
+        "project": lambda: se.soften(build(), "SO(2)", softness=0.5, mode="project"),
+        "baked": lambda: se.bake(se.soften(build(), "SO(2)", softness=0.5)),
         "target": lambda: se.soften(build(), "SO(2)", error=0.2, within="30deg"),
     }
     if not compiled:  # a compiled model filters in its own graph
         variants |= {"parametrize, together": variants["parametrize"], "target, together": variants["target"]}
     steps = {}
-    for name, make in variants.items():
+    for name in [name for name in variants if name == "plain" or name in ways]:
+        make = variants[name]
         steps[name] = stepper(make(), compiled, together=name.endswith("together"))
         for _ in range(5 if DEVICE == "cuda" else 1):
             steps[name]()
@@ -143,21 +151,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--models", nargs="*", default=list(MODELS))
+    parser.add_argument("--ways", nargs="*", default=WAYS, choices=WAYS)
     parser.add_argument("--eager-only", action="store_true")
     arguments = parser.parse_args()
     torch.manual_seed(0)
     device = torch.cuda.get_device_name() if DEVICE == "cuda" else "CPU"
     figures: dict[str, object] = {"device": device, "torch": torch.__version__, "batch": BATCH, "pixels": SIZE}
     print(f"training step, batch {BATCH}, {SIZE} pixels, {device}\n")
-    walls = ("parametrize", "parametrize, together", "project", "baked", "target", "target, together")
-    print(f"| model | run | plain (ms) | {' | '.join(walls)} | kernels (ms) | parametrize | project |")
-    print("|" + "---|" * (6 + len(walls)))
+    print(f"| model | run | plain (ms) | {' | '.join(WAYS)} | kernels (ms) | parametrize | project |")
+    print("|" + "---|" * (6 + len(WAYS)))
     for name in arguments.models:
         for compiled in (False,) if arguments.eager_only or DEVICE == "cpu" else (False, True):
             run = "compiled" if compiled else "eager"
-            figures[f"{name} {run}"] = found = ratios(MODELS[name], compiled)
-            cells = " | ".join(f"{found[key]:.3f}" if key in found else "" for key in walls)
-            kernels = " | ".join(f"{found[key + ', kernels']:.3f}" for key in ("parametrize", "project"))
+            figures[f"{name} {run}"] = found = ratios(MODELS[name], compiled, arguments.ways)
+            cells = " | ".join(told(found.get(key)) for key in WAYS)
+            kernels = " | ".join(told(found.get(f"{key}, kernels")) for key in ("parametrize", "project"))
             print(
                 f"| {name} | {run} | {found['milliseconds']:.1f} | {cells} "
                 f"| {found['kernel milliseconds']:.1f} | {kernels} |",

@@ -30,6 +30,7 @@ from softequiv.nn import hold
 from softequiv.nn.weight import projected_weights
 from softequiv.reps import Action, Hom, Rep, grid, tensor
 from softequiv.spectrum import Spectrum, dense, spectrum
+from softequiv.spectrum.routes import LARGEST_DENSE
 from softequiv.training.loop import Objective, Transform, plain
 
 CUTOFF = 1.5
@@ -104,18 +105,18 @@ def hard_filtered(found: Spectrum, theta: Tensor) -> Tensor:
     return found.filter(hard(CUTOFF).gamma(found))(theta)
 
 
-def dense_spectrum(rep: Rep) -> Spectrum:
+def dense_spectrum(rep: Rep, largest: int = LARGEST_DENSE) -> Spectrum:
     """The spectrum by the singular values of the whole matrix, without the warning that it is slow."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PerformanceWarning)
-        return dense(rep)
+        return dense(rep, largest)
 
 
 def svd_seconds(rep: Rep, theta: Tensor) -> tuple[float, bool]:
     """One run of the dense route, and whether LAPACK converged; it may give up on so many equal singular values."""
     start = perf_counter()
     try:
-        hard_filtered(dense_spectrum(rep), theta)
+        hard_filtered(dense_spectrum(rep, largest=rep.dim), theta)  # of any size: who asks for it means to wait
     except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
         return perf_counter() - start, False
     return perf_counter() - start, True

@@ -305,12 +305,12 @@ def product_index(indices: list[Tensor], strides: list[int]) -> Tensor:
     return total
 
 
-def dense(rep: Rep) -> Spectrum:
+def dense(rep: Rep, largest: int = LARGEST_DENSE) -> Spectrum:
     """The singular value decomposition of the stacked generators on the whole space: the oracle and the last resort."""
-    if rep.dim > LARGEST_DENSE:
+    if rep.dim > largest:
         raise TooLargeError(
             f"{rep} under {rep.group} has {rep.dim} dimensions and no structure to use; the dense route ends "
-            f"at {LARGEST_DENSE}: "
+            f"at {largest}: "
             "use an orthogonal representation, fewer dimensions, or multiplicities"
         )
     if rep.dim > SLOW_DENSE:
