@@ -46,7 +46,7 @@ STOPS: dict[str, tuple[float, ...]] = {  # as many for every arm: with the rates
     "ours (target)": (0.05, 0.2, 0.5),
 }
 SOLVED = "ours (target)"  # a step of which takes several times as long
-SOLVED_AT = (0.4,)  # gammas at which it runs on the small scale
+SOLVED_AT = (0.4,)  # gammas at which it runs on the full scale
 OURS = ("ours", "ours (target)")
 DECAYING = ("MLP", "EMLP")  # which have no dial: theirs is weight decay
 PAPER = {
@@ -74,7 +74,7 @@ def cells(scale: Scale) -> list[Cell]:
         Cell("T6", {**SIZES[scale], "gamma": gamma, "arm": arm, "dial": dial, "rate": rate})
         for arm, dials in reversed(STOPS.items())  # the longest first
         for dial in (dials if scale != "smoke" else dials[:1])
-        for gamma in (SOLVED_AT if arm == SOLVED and scale == "small" else gammas)
+        for gamma in (SOLVED_AT if arm == SOLVED and scale == "full" else gammas)
         for rate in rates
     ]
 
