@@ -15,7 +15,7 @@ from torch.nn.utils import parametrize
 
 import softequiv as se
 from draws import as_trained, spaces, weight, weight_reps
-from softequiv.errors import RepresentationError, WeightError
+from softequiv.errors import RepresentationError, SoftEquivError, WeightError
 from softequiv.groups import Element, Group
 from softequiv.nn import (
     CopyNorm,
@@ -34,6 +34,7 @@ from softequiv.nn import (
     VectorReLU,
     gated,
     is_constraint,
+    set_gain,
     soft_weights,
     soften_weight,
 )
@@ -606,6 +607,55 @@ def test_training_reaches_the_constrained_optimum(gain, mode, kind, how):
 
 
 @pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("by_name", [False, True])
+@pytest.mark.parametrize("gain", [se.softness(0), se.hard(1.5)], ids=str)
+@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.LBFGS])
+def test_gradients_made_inside_a_step_are_held_as_well(kind, gain, by_name, mode):
+    source, target, x, y = problem()
+    torch.manual_seed(0)
+    layer = as_trained(SoftLinear(source, target, gain, bias=False, mode=mode))
+    lbfgs = kind is torch.optim.LBFGS
+    optimizer = kind(layer.parameters(), lr=1.0 if lbfgs else 0.1)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 400)
+    se.hold(layer, optimizer)
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = (layer(x) - y).square().mean()
+        loss.backward()
+        return loss
+
+    for _ in range(10 if lbfgs else 400):
+        loss = optimizer.step(closure=closure) if by_name else optimizer.step(closure)
+        if not lbfgs:
+            schedule.step()
+    assert loss is not None
+    assert float((layer.weight - best(gain)).detach().abs().max()) < TRAINED
+
+
+def test_what_an_optimiser_cannot_hold_is_refused():
+    layer = se.soften(nn.Conv2d(3, 8, 5), "SO(2)", error=0.1, within=se.degrees(30), mode="project")
+    with pytest.raises(SoftEquivError, match=r"none of the model's soft weights, such as weight.*after softening"):
+        se.hold(layer, torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1))
+    with pytest.raises(SoftEquivError, match=r"error target of weight.*mode='parametrize'"):
+        se.hold(layer, torch.optim.LBFGS(layer.parameters()))
+    frozen = se.soften(nn.Conv2d(3, 8, 5).requires_grad_(False), "SO(2)", softness=0.5, mode="project")
+    se.hold(frozen, torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1))  # nothing of it learns
+
+
+def test_an_optimiser_that_accelerate_prepared_is_held():
+    accelerate = pytest.importorskip("accelerate")
+    layer = se.soften(nn.Conv2d(3, 8, 5), "C4", softness=0.0, mode="project")
+    optimizer = accelerate.Accelerator(cpu=True).prepare(torch.optim.SGD(layer.parameters(), lr=0.1))
+    se.hold(layer, optimizer)
+    layer(noise(2, 3, 9, 9)).square().sum().backward()
+    before = layer.weight.detach().clone()
+    optimizer.step()
+    assert not torch.allclose(layer.weight, before)
+    assert torch.allclose(layer.weight, layer.weight.rot90(1, (-2, -1)), atol=1e-6)
+
+
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("gain", [se.smooth(0.5, 1.5), se.softness(0.99)], ids=str)
 def test_training_undoes_a_starting_point(gain, mode):
     source, target, *_ = problem()
@@ -647,8 +697,27 @@ def test_the_dial_set_later_is_the_dial_set_at_first(types, first, later, seed, 
         layer.weight.copy_(theta)
     soften_weight(layer, "weight", Soft(rep, se.softness(first)), mode)
     se.set_softness(layer, later)
-    start = theta if mode == "parametrize" else se.softness(first)(theta, rep)
-    assert_same(layer.weight, se.softness(later)(start, rep), theta)
+    kept = later if mode == "parametrize" else min(first, later)  # what was taken away is not stored
+    assert_same(layer.weight, se.softness(kept)(theta, rep), theta)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_dial_turned_in_many_small_steps_is_the_dial_turned_at_once(mode):
+    layer = nn.Conv2d(3, 8, 5)
+    theta = layer.weight.detach().clone()
+    se.soften(layer, "SO(2)", softness=1.0, mode=mode)
+    for step in range(101):
+        se.set_softness(layer, 1 - step / 200)
+    se.set_softness(layer, 0.5)
+    assert_same(layer.weight, se.softness(0.5)(theta, se.grid(se.SO(2), 5, 5)), theta)
+
+
+def test_a_dial_that_is_turned_to_a_target_keeps_it_in_project_mode():
+    rep = se.grid(se.SO(2), 5, 5)
+    layer = se.soften(nn.Conv2d(3, 8, 5), "SO(2)", softness=0.9, mode="project")
+    (weight,) = soft_weights(layer)
+    set_gain(weight, se.least_distortion(0.1, se.degrees(30)))
+    assert se.spectrum(rep).error(layer.weight, se.degrees(30)) <= 0.1 + 1e-5
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -11,6 +11,7 @@ from dataclasses import fields, is_dataclass
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
+import torch
 from torch import Tensor
 
 P = ParamSpec("P")
@@ -44,7 +45,10 @@ class Cache:
                 self._entries.move_to_end(key)
                 result: R = self._entries[key][0]
                 return result
-        result = compute()  # outside the lock: two threads may compute the same value, none waits for another's
+        # outside the lock: two threads may compute the same value, none waits for another's; and the same whatever the
+        # caller is doing, since others will be given it
+        with torch.inference_mode(False), torch.no_grad(), torch.device("cpu"):
+            result = compute()
         with self._lock:
             if key not in self._entries:
                 size = nbytes(result)

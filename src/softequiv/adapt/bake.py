@@ -15,17 +15,19 @@ from torch.nn.utils import parametrize
 
 from softequiv.errors import SoftEquivError
 from softequiv.nn import FilteredWeight, soft_weights
-from softequiv.nn.weight import MARK
+from softequiv.nn.weight import MARK, left_behind, projected_weights
 
 Model = TypeVar("Model", bound=nn.Module)
 log = logging.getLogger("softequiv")
+OFF = 1e-4  # relative distance from a constraint that many steps of rounding may add up to
 
 
 def bake(model: Model, *, copy: bool = False, example: Any = None) -> Model:
     """Write the filtered weights into the model and drop the filters; with `copy`, leave the original untouched.
 
     With an `example` input the outputs before and after are compared and the largest difference is logged; more than
-    rounding is an error. The weights themselves are always compared. Parametrisations that know no filter, such as
+    rounding is an error. The weights themselves are always compared, and in project mode with their constraints, which
+    weights that were loaded or trained without `hold` may have left. Parametrisations that know no filter, such as
     torch's weight_norm, stay where they are.
 
     >>> import softequiv as se
@@ -36,6 +38,7 @@ def bake(model: Model, *, copy: bool = False, example: Any = None) -> Model:
     """
     expected = {weight.name: weight.value().detach().clone() for weight in soft_weights(model)}
     check_written_out(model)
+    refuse_left_behind(model)
     before = outputs(model, example)
     plain = copying.deepcopy(model) if copy else model
     values: dict[nn.Module, dict[str, Tensor]] = {}
@@ -73,6 +76,17 @@ def check_written_out(model: nn.Module) -> None:
                         "filter is only a part, so baking cannot write it out; do that first, for residual pathways "
                         "by softequiv.baselines.merged(model)"
                     )
+
+
+def refuse_left_behind(model: nn.Module) -> None:
+    """Raise a sentence where a weight in project mode was changed and not projected: the model is not what it says."""
+    for weight in projected_weights(model):
+        distance = left_behind(weight)
+        if distance > OFF + 2 * torch.finfo(weight.stored.dtype).eps:
+            raise SoftEquivError(
+                f"{weight.name} is {distance:.2g} of its norm away from what its gain admits: it was loaded, averaged "
+                "or trained without hold(model, optimizer); project(model) puts it there, which changes the model"
+            )
 
 
 def outputs(model: nn.Module, example: Any) -> Tensor | None:

@@ -17,6 +17,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel
 
 from softequiv._files import path_of, read_json, written_whole
 from softequiv.adapt.plan import plan
@@ -24,7 +25,8 @@ from softequiv.adapt.soften import carry_out
 from softequiv.errors import SoftEquivError
 from softequiv.gains import Gain, hard, least_distortion, schur, smooth, softness
 from softequiv.groups import Angle, parse_group
-from softequiv.nn import project, set_gain, soft_weights
+from softequiv.nn import SoftWeight, project, set_gain, soft_weights
+from softequiv.nn.weight import whole
 from softequiv.reps import Action, Cube, Rep, Square
 
 WEIGHTS, RECIPE, FORMAT = "model.safetensors", "softequiv.json", 1
@@ -35,13 +37,25 @@ GAINS: dict[str, type[Gain]] = {gain.__name__: gain for gain in (hard, smooth, s
 
 
 def stored_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """What the optimiser trains, and the buffers, under the names of the plain model; tied weights under each name.
+    """What the optimiser trains, and the buffers, under the names of the plain model, whatever it is wrapped in; tied
+    weights under each name.
 
     >>> import softequiv as se
     >>> list(stored_tensors(se.soften(nn.Conv2d(3, 8, 5), "C4", softness=0.5)))
     ['bias', 'weight']
     """
-    return {plain_name(name): value for name, value in model.state_dict(keep_vars=True).items()}
+    return {plain_name(name): value for name, value in unwrapped(model).state_dict(keep_vars=True).items()}
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The model inside data parallelism, an average of weights, or what torch.compile returns."""
+    while True:
+        if isinstance(model, (nn.parallel.DistributedDataParallel, nn.DataParallel, AveragedModel)):
+            model = model.module
+        elif "_orig_mod" in model._modules:
+            model = model.get_submodule("_orig_mod")
+        else:
+            return model
 
 
 def plain_name(name: str) -> str:
@@ -99,9 +113,10 @@ def misfit(own: Tensor, given: Any) -> str:
 
 def recipe(model: nn.Module) -> dict[str, Any]:
     """What was done to a model, as JSON can hold it."""
-    weights = {weight.name: weight for weight in soft_weights(model)}
+    weights = {weight.name: weight for weight in soft_weights(unwrapped(model))}
     if not weights:
         raise SoftEquivError("this model has no soft weights; use the model's own way to save it")
+    refuse_mixture(weights)
     reps = {name: weight.soft.rep for name, weight in weights.items()}
     flat = {
         name.rpartition(".")[0]: [weight.soft.layout.channels, *weight.soft.rep.shape]
@@ -124,6 +139,22 @@ def recipe(model: nn.Module) -> dict[str, Any]:
             for name, weight in weights.items()
         },
     }
+
+
+def refuse_mixture(weights: Mapping[str, SoftWeight]) -> None:
+    """A recipe is for one group, one action and one mode."""
+    first_name, first = next(iter(weights.items()))
+    for name, weight in weights.items():
+        for what, one, other in (
+            ("group", first.soft.rep.group.name, weight.soft.rep.group.name),
+            ("action", action_of(first.soft.rep), action_of(weight.soft.rep)),
+            ("mode", first.filtered.mode, weight.filtered.mode),
+        ):
+            if one != other:
+                raise SoftEquivError(
+                    f"a checkpoint has one {what}; {first_name} has {one} and {name} has {other}: save the parts of "
+                    "the model that were softened alike, each in a folder of its own"
+                )
 
 
 def action_of(rep: Rep) -> Action:
@@ -163,17 +194,21 @@ def read_gain(entry: Mapping[str, Any]) -> Gain:
 def save(model: nn.Module, folder: str | Path) -> None:
     """Write a soft model's parameters and recipe into a folder, each file whole or not at all.
 
+    Of a model whose weights are sharded (FSDP2) every process must ask, and the first one writes.
+
     >>> import tempfile, softequiv as se
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     se.save(se.soften(nn.Conv2d(3, 8, 5), "C4", softness=0.5), folder)
     ...     net = se.load(nn.Conv2d(3, 8, 5), folder)
     """
-    target, entries = path_of(folder), recipe(model)
+    target, entries, stored = path_of(folder), recipe(model), stored_tensors(model)
+    tensors = {name: whole(value.detach()).cpu().clone().contiguous() for name, value in stored.items()}
+    if any(hasattr(value, "full_tensor") for value in stored.values()) and torch.distributed.get_rank() > 0:
+        return
     try:
         target.mkdir(parents=True, exist_ok=True)
     except OSError as problem:
         raise SoftEquivError(f"{target} cannot be made a folder ({problem}); choose another name") from problem
-    tensors = {name: value.detach().cpu().clone().contiguous() for name, value in stored_tensors(model).items()}
     with written_whole(target / WEIGHTS) as part:
         save_file(tensors, part, metadata={"format": "pt"})
         entries[CHECKSUM] = checksum(part)
@@ -206,7 +241,7 @@ def load(model: nn.Module, folder: str | Path) -> nn.Module:
         refuse_difference(recipe(model), wanted)
     refuse_misfits(model, tensors)
     if not soft:
-        apply_recipe(model, wanted)
+        apply_recipe(unwrapped(model), wanted)
     copy_tensors(model, tensors)
     return model
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 import hashlib
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,16 +16,16 @@ from softequiv.certify.operator import LinearMap, as_hom, linear_map, operator_c
 from softequiv.errors import WeightError
 from softequiv.nn import Layout
 from softequiv.nn.layers import is_scalar
+from softequiv.nn.weight import whole
 from softequiv.reps import Rep
 from softequiv.spectrum import Spectrum, spectrum
 
 FILTER_ROUNDINGS = 32  # a filter's own float32 or float64 arithmetic leaves at most so many units of it behind
 
 
-def gathered(weight: Any) -> Tensor:
+def gathered(weight: Tensor) -> Tensor:
     """A tensor on the CPU, whole where it is sharded over processes."""
-    value: Tensor = weight.full_tensor() if hasattr(weight, "full_tensor") else weight
-    return value.detach().cpu()
+    return whole(weight).detach().cpu()
 
 
 @dataclass(frozen=True)
@@ -43,7 +42,7 @@ class Located:
     @property
     def value(self) -> Tensor:
         """The stored value that the layer uses, on the CPU, whole."""
-        weight: Tensor = getattr(self.module, self.attribute).detach()
+        weight = whole(getattr(self.module, self.attribute).detach())
         if weight.is_meta:
             raise WeightError(f"{self.name} has no values yet, it is on the meta device: load the weights first")
         if not torch.isfinite(weight).all():

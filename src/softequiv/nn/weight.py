@@ -17,15 +17,16 @@ from torch.nn.utils import parametrize
 from torch.utils.hooks import RemovableHandle
 
 from softequiv.errors import SoftEquivError, WeightError
-from softequiv.gains import Composed, Cone, Gain, WeightFilter
+from softequiv.gains import Composed, Cone, Gain, LevelGain, WeightFilter
 from softequiv.gains.cone import nearest
 from softequiv.reps import Rep
-from softequiv.spectrum import Filter
+from softequiv.spectrum import Filter, spectrum
 from softequiv.spectrum.base import full_precision
 from softequiv.spectrum.transforms import tf32_allowed
 
 Mode = Literal["parametrize", "project"]
 MARK = "_soft_weights"  # where a plain module remembers what `hold` must project
+ADAPTED = "base_layer"  # what PEFT calls the layer to which it adds
 
 
 @dataclass(frozen=True)
@@ -194,6 +195,7 @@ class FilteredWeight(nn.Module):
             self.set_soft(self.soft, precision, device)
 
     def forward(self, theta: Tensor) -> Tensor:
+        theta = whole(theta)  # sharded where a weight is looked at between steps
         compiling = torch.compiler.is_compiling()
         if not compiling and self.ready.serves(theta, self.fitted):
             return self.ready.weight  # type: ignore[return-value]
@@ -315,7 +317,19 @@ def soft_weights(model: nn.Module) -> Iterator[SoftWeight]:
                     if isinstance(step, FilteredWeight):
                         yield SoftWeight(dot + attribute, module, attribute, step)
         for attribute, filtered in module.__dict__.get(MARK, {}).items():
+            if prefix.rpartition(".")[2] == ADAPTED:
+                raise SoftEquivError(
+                    f"{dot}{attribute} is soft and inside a PEFT layer, which adds to it what no filter sees; merge "
+                    "the adapter (merge_and_unload), or leave softened layers out of its target_modules"
+                )
             yield SoftWeight(dot + attribute, module, attribute, filtered)
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """A tensor as it is, or gathered where it is sharded over processes (FSDP2): then every process must ask."""
+    sharded: Any = tensor
+    gathered: Tensor = sharded.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    return gathered
 
 
 @torch.no_grad()
@@ -327,8 +341,8 @@ def replace_stored(stored: Tensor, change: Callable[[Tensor], Tensor]) -> None:
     from torch.distributed.tensor import distribute_tensor  # half a second that other users need not wait
 
     sharded: Any = stored
-    whole = change(sharded.full_tensor())
-    sharded.copy_(distribute_tensor(whole, sharded.device_mesh, sharded.placements, src_data_rank=None))
+    changed = change(whole(stored))
+    sharded.copy_(distribute_tensor(changed, sharded.device_mesh, sharded.placements, src_data_rank=None))
 
 
 @torch.no_grad()
@@ -372,6 +386,14 @@ def nearest_in_cones(members: Sequence[tuple[Tensor, FilteredWeight]]) -> list[T
             filtered.soft.layout.write(tensor, found, filtered.soft.rep)
             for (tensor, filtered), found in zip(members, nearest(views), strict=True)
         ]
+
+
+def left_behind(weight: SoftWeight) -> float:
+    """How far a stored weight is from its constraint, relative to its norm: rounding, where it was held."""
+    stored = whole(weight.stored.detach())
+    stored = stored.to(torch.promote_types(stored.dtype, torch.float32))
+    distance, norm = (weight.filtered.projected(stored) - stored).norm(), stored.norm()
+    return float(distance / norm) if norm else 0.0
 
 
 def projected_weights(model: nn.Module) -> list[SoftWeight]:
@@ -419,21 +441,76 @@ def hold(model: nn.Module, optimizer: torch.optim.Optimizer) -> Held:
     >>> held = hold(layer, optimizer)
     """
     weights = projected_weights(model)  # looked up once: a walk over all modules takes longer than the projection
+    stepping = getattr(optimizer, "optimizer", optimizer)  # accelerate wraps the one that steps
+    refuse_unheld(weights, stepping)
 
     def still_soft() -> list[SoftWeight]:
         return [w for w in weights if w.module.__dict__.get(MARK, {}).get(w.attribute) is w.filtered]
 
-    before = optimizer.register_step_pre_hook(lambda *_: project_gradients(still_soft()))
-    after = optimizer.register_step_post_hook(lambda *_: filter_all((w.stored, w.filtered) for w in still_soft()))
+    def project_now() -> None:
+        project_gradients(still_soft())
+
+    before = stepping.register_step_pre_hook(lambda _, args, kwargs: before_step(args, kwargs, project_now))
+    after = stepping.register_step_post_hook(lambda *_: filter_all((w.stored, w.filtered) for w in still_soft()))
     return Held((before, after))
 
 
+def before_step(
+    args: tuple[Any, ...], kwargs: dict[str, Any], project_now: Callable[[], None]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Project the gradients that a step will use: those that are there, and those that its closure will make."""
+    project_now()
+    closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+    if closure is None:
+        return args, kwargs
+
+    def projected_closure() -> Any:
+        loss = closure()
+        project_now()
+        return loss
+
+    return args[:1], kwargs | {"closure": projected_closure}
+
+
+def refuse_unheld(weights: Sequence[SoftWeight], optimizer: torch.optim.Optimizer) -> None:
+    """Spell out why an optimiser cannot be held to the constraints of these weights."""
+    learning = [weight for weight in weights if weight.stored.requires_grad]
+    given = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    if learning and not any(id(weight.stored) in given for weight in learning):
+        raise SoftEquivError(
+            f"this optimiser has none of the model's soft weights, such as {learning[0].name}, so nothing would be "
+            "held; give the one that was made from model.parameters() after softening and wrapping"
+        )
+    cones = [weight for weight in weights if isinstance(weight.filtered.held, Cone)]
+    if cones and isinstance(optimizer, torch.optim.LBFGS):
+        raise SoftEquivError(
+            f"LBFGS goes on from weights that it has seen, and the error target of {cones[0].name} moves them between; "
+            "soften with mode='parametrize', or use another optimiser"
+        )
+
+
 def set_gain(weight: SoftWeight, gain: Gain) -> None:
-    """Give one soft weight another gain; in project mode its stored value is filtered at once."""
-    stored, filtered = weight.stored, weight.filtered
-    filtered.set_soft(Soft(weight.soft.rep, gain, weight.soft.layout), stored.dtype, stored.device)
+    """Give one soft weight another gain; in project mode its stored value, which has been through the gain so far, is
+    filtered at once by what the new one takes beyond that.
+    """
+    stored, filtered, before = weight.stored, weight.filtered, weight.soft
+    soft = Soft(before.rep, gain, before.layout)
+    filtered.set_soft(soft, stored.dtype, stored.device)
     if filtered.mode == "project":
-        replace_stored(stored, filtered)
+        further = beyond(before.gain, gain, soft.rep).to(*filtered.fitted)
+        replace_stored(stored, lambda value: through(further, soft, value))
+
+
+def beyond(before: Gain, after: Gain, rep: Rep) -> WeightFilter:
+    """What takes a weight that has been through one gain on to another: min(1, after / before) of each level.
+
+    Nothing grows, since what was taken away is not stored. A gain that depends on the weight starts anew.
+    """
+    if not (isinstance(before, LevelGain) and isinstance(after, LevelGain)):
+        return after.on(rep)
+    levels = spectrum(rep)
+    had, has = before.gamma(levels), after.gamma(levels)
+    return levels.filter(torch.where(has < had, has / had, (has > 0).to(had)))
 
 
 def is_constraint(gain: Gain, rep: Rep) -> bool:

@@ -8,9 +8,14 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
+from softequiv.gains import Cone
+from softequiv.nn.weight import filter_all, projected_weights
+
 
 class Average:
     """An exponential average of all weights and buffers; whole numbers are taken as they are.
+
+    Weights that are held to an error target form a cone, which their averages may leave: these are projected too.
 
     >>> net = nn.Linear(1, 1, bias=False)
     >>> _ = net.weight.data.fill_(0.0)
@@ -25,6 +30,7 @@ class Average:
     def __init__(self, model: nn.Module, decay: float) -> None:
         self.model, self.decay = model, decay
         self.values = {name: value.detach().clone() for name, value in model.state_dict().items()}
+        self.soft = projected_weights(model)
 
     @torch.no_grad()
     def update(self) -> None:
@@ -35,6 +41,7 @@ class Average:
                 own.lerp_(value, 1 - self.decay)
             else:
                 own.copy_(value)
+        filter_all((self.values[w.name], w.filtered) for w in self.soft if isinstance(w.filtered.held, Cone))
 
     @contextmanager
     def worn(self) -> Iterator[None]:
