@@ -820,6 +820,7 @@ MODELS = [
     Bad("no model to bake", lambda _: se.bake(NONE), "must be a torch module"),
     Bad("no model to save", lambda f: se.save(NONE, f), "must be a torch module"),
     Bad("no model to load into", lambda f: checkpoint(lambda saved: se.load(NONE, saved))(f), "must be a torch module"),
+    Bad("degrees without their unit", target(within=30), r"'30deg'"),
     Bad("class instead of a model", lambda _: se.soften(KIND, "C4", softness=0), "got type"),
     Bad("names as one text", softening(only="0.weight"), "are given as a list"),
     Bad("names of a number", softening(skip=3), "are given as a list"),

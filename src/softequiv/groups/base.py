@@ -265,6 +265,12 @@ class Group(ABC):
             )
         if math.isinf(within) and not self.compact:
             raise GroupError(f"{self} is not compact, so nothing can be said of all its elements; give a finite range")
+        if self.compact and len(self.lie) and 2 * math.pi < within < math.inf and not isinstance(within, Angle):
+            raise GroupError(
+                f"the range {within!r} is a path length in radians, and no element of {self} is farther than "
+                f"{self.covering_radius:.4g}; an angle is written degrees({within:g}) or '{within:g}deg', the whole "
+                "group is the range inf"
+            )
         length = self._angle_reach(within) if isinstance(within, Angle) and not math.isinf(within) else float(within)
         if len(self.lie) == 0 and length < 1:
             raise GroupError(
