@@ -228,21 +228,24 @@ class Answering(nn.Module):
         return ImageClassifierOutput(None if labels is None else functional.cross_entropy(logits, labels), logits)
 
 
-def trainer(model: Any, folder: Path, held: HeldByMeasurement, steps: int, **settings: Any) -> Any:
+def trainer(model: Any, folder: Path, held: HeldByMeasurement, steps: int, batch: int = 16, **settings: Any) -> Any:
     transformers = pytest.importorskip("transformers")
     pytest.importorskip("accelerate")
     pictures, labels = digits()
     data = [{"pixel_values": x, "labels": y} for x, y in zip(pictures[:320], labels[:320], strict=True)]
     arguments = transformers.TrainingArguments(
-        str(folder), max_steps=steps, per_device_train_batch_size=16, learning_rate=5e-3, report_to=[], use_cpu=True,
+        str(folder), max_steps=steps, per_device_train_batch_size=batch, learning_rate=5e-3, report_to=[], use_cpu=True,
         logging_steps=5, save_steps=6, disable_tqdm=True, lr_scheduler_type="constant", **settings,
     )  # fmt: skip
     return transformers.Trainer(model, arguments, train_dataset=data, callbacks=[HeldCallback(held)])
 
 
+# one element: what is measured does not hang on torch's own generator
+QUARTER = Moves(Pictures(), se.C(4), elements=QUARTERS.elements[:1])
+
+
 def held_target() -> HeldByMeasurement:
-    # one element: what is measured does not hang on torch's own generator
-    return HeldByMeasurement(Moves(Pictures(), se.C(4), elements=QUARTERS.elements[:1]), 1.0)
+    return HeldByMeasurement(QUARTER, 1.0)
 
 
 def test_trainer_holds_logs_and_resumes(tmp_path: Path) -> None:
@@ -273,6 +276,39 @@ def test_trainer_holds_a_model_of_transformers(tmp_path: Path) -> None:
         trainer(model, tmp_path / str(target), held, 8).train()
         turned[held.price > 0] = turned_kl(lambda x, model=model: model.eval()(x).logits, digits()[0][:100])
     assert turned[True] < 0.5 * turned[False]
+
+
+class Fixed(HeldByMeasurement):
+    """A price of 1, whatever is measured."""
+
+    price = 1.0
+
+
+def first_gradient(model: Any, folder: Path, held: HeldByMeasurement, batches: int) -> Tensor:
+    """Of the last weight, in a step of 16 samples in so many batches, clipped by nothing."""
+    transformers = pytest.importorskip("transformers")
+    found: list[Tensor] = []
+
+    class Look(transformers.TrainerCallback):
+        def on_pre_optimizer_step(self, *_: Any, model: nn.Module, **__: Any) -> None:
+            found.append([weight.grad.clone() for weight in model.parameters() if weight.ndim > 1][-1])
+
+    run = trainer(model, folder, held, 1, 16 // batches, gradient_accumulation_steps=batches, max_grad_norm=1e9)
+    run.add_callback(Look())
+    run.train()
+    return found[0]
+
+
+@pytest.mark.parametrize("build", [tiny_vit, Answering], ids=["the model counts labels", "the Trainer takes the mean"])
+def test_a_held_target_weighs_the_same_however_gradients_are_accumulated(
+    build: Callable[[], Any], tmp_path: Path
+) -> None:
+    def gradient(batches: int, held: HeldByMeasurement) -> Tensor:
+        return first_gradient(build(), tmp_path / f"{batches}", held, batches)
+
+    plain, whole = (gradient(1, held) for held in (HeldByMeasurement(QUARTER, 1e9), Fixed(QUARTER, 1e-6)))
+    assert float((whole - plain).norm()) > 0.1 * float(plain.norm())
+    torch.testing.assert_close(gradient(4, Fixed(QUARTER, 1e-6)), whole, rtol=1e-3, atol=1e-5)
 
 
 def test_trainer_with_a_loss_of_its_own_is_refused(tmp_path: Path) -> None:
