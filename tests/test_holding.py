@@ -311,6 +311,34 @@ def test_a_held_target_weighs_the_same_however_gradients_are_accumulated(
     torch.testing.assert_close(gradient(4, Fixed(QUARTER, 1e-6)), whole, rtol=1e-3, atol=1e-5)
 
 
+class Interrupted(torch.utils.data.Dataset[dict[str, Tensor]]):
+    """Digits, of which the 40th that is read breaks off once."""
+
+    def __init__(self) -> None:
+        self.read = 0
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, number: int) -> dict[str, Tensor]:
+        self.read += 1
+        if self.read == 40:
+            raise OSError("the disk is away")
+        pictures, labels = digits()
+        return {"pixel_values": pictures[number], "labels": labels[number]}
+
+
+def test_a_training_begun_again_after_an_interruption_is_charged_once_a_step(tmp_path: Path) -> None:
+    held = held_target()
+    run = trainer(tiny_vit(), tmp_path, held, 4)
+    run.train_dataset = Interrupted()
+    with pytest.raises(OSError, match="the disk is away"):
+        run.train()
+    before = held.calls
+    run.train()
+    assert held.calls == before + 4
+
+
 def test_trainer_with_a_loss_of_its_own_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SoftEquivError, match="no loss of its own"):
         trainer(tiny_vit(), tmp_path, held_target(), 2, label_smoothing_factor=0.1).train()

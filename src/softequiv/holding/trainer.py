@@ -21,8 +21,8 @@ def HeldCallback(held: HeldByMeasurement) -> Any:
     A callback cannot change `Trainer.compute_loss`. This one puts a forward hook on the model while it is trained:
     where a forward pass in training mode returns a loss, the term of `held` is added to it. The loss must therefore be
     the model's own, as it is where the data have labels and neither label smoothing nor `compute_loss_func` replaces
-    it; else the first step says so. Where gradients are accumulated, each batch is measured and the terms are shared out
-    over the step as the losses are. Price and running error go into the Trainer's log, and the state into its
+    it; else the first step says so. Where gradients are accumulated, each batch is measured, and the terms are shared
+    out over the step as the losses are. Price and running error go into the Trainer's log, and the state into its
     checkpoints, from which `resume_from_checkpoint` takes it up.
 
     >>> from softequiv import C
@@ -41,6 +41,8 @@ def HeldCallback(held: HeldByMeasurement) -> Any:
             stored = state.stateful_callbacks.get(PLACE) if state.global_step else None
             if stored is not None:
                 held.load_state_dict({name: torch.tensor(value) for name, value in stored.items()})
+            if self.hook is not None:  # of a training that broke off
+                self.hook.remove()
             self.hook = of["model"].register_forward_hook(self.priced, with_kwargs=True)
             self.calls = held.calls
 
