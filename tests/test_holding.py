@@ -413,6 +413,15 @@ def test_noise_is_refused_where_it_would_mean_something_else() -> None:
         noisy(net, se.degrees(90), scale=-1)
 
 
+def test_what_noise_is_to_skip_must_exist() -> None:
+    net = se.soften(nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3)), "SO(2)", softness=1.0)
+    with pytest.raises(SoftEquivError, match=r"'2\.wieght' names no soft weight; close to it: 2\.weight"):
+        noisy(net, "30deg", skip=["2.wieght"])
+    with pytest.raises(SoftEquivError, match=r"given as a list, .* got '0\.weight'"):
+        noisy(net, "30deg", skip="0.weight")
+    assert len(noisy(net, "30deg", skip=["0"]).hooks) == 1
+
+
 # Limits on what is downstream
 
 
@@ -458,8 +467,9 @@ def test_soft_layers_and_skipped_ones_are_free() -> None:
     assert set(limit_gain(net).limits) == {"6.weight"} and untouched(net) == ["6"]
     assert set(limit_gain(reader(), skip=["0.*"]).limits) == {"3.weight", "6.weight"}
     assert set(limit_gain(reader(), only=["0.*"]).limits) == {"0.weight"}
-    with pytest.raises(SoftEquivError, match=r"names none of the weights 0\.weight"):
-        limit_gain(reader(), skip=["7.*"])
+    assert set(limit_gain(reader(), skip=["0", "3"]).limits) == {"6.weight"}
+    with pytest.raises(SoftEquivError, match=r"'7\.wei' names no weight of a linear .*; close to it: 6\.weight"):
+        limit_gain(reader(), skip=["7.wei"])
     with pytest.raises(SoftEquivError, match="above 0"):
         limit_gain(reader(), 0)
     with pytest.raises(SoftEquivError, match="left to limit"):
@@ -488,6 +498,8 @@ def test_only_soft_weights_norms_and_head_learn() -> None:
     for name, weight in model.named_parameters():
         expected = id(weight) in soft or "layernorm" in name or name.startswith("classifier") or "cls_token" in name
         assert weight.requires_grad == expected == (name in learning), name
+    with pytest.raises(SoftEquivError, match="names no parameter of this model; close to it: classifier.weight"):
+        freeze_rest(model, learn=["classifier.wieght"])
     with pytest.raises(SoftEquivError, match="no soft weights"):
         freeze_rest(reader())
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, cast
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from softequiv.adapt.plan import matching
 from softequiv.errors import SoftEquivError, WeightError
 from softequiv.groups.angles import range_of
 from softequiv.nn import SoftWeight, soft_weights
@@ -56,10 +56,12 @@ def noisy(model: nn.Module, within: float | str, scale: float = 1.0, *, skip: It
     """
     if not (isinstance(scale, (int, float)) and 0 <= scale < float("inf")):
         raise SoftEquivError(f"the scale of the noise is a finite number of at least 0; got {scale!r}")
-    reach, patterns = cast(float, range_of(within)), tuple(skip)
+    reach = cast(float, range_of(within))
+    found = {weight.name: weight for weight in soft_weights(model)}
+    left_out = matching(found, skip, kind="soft weight")
     weights: dict[nn.Module, list[SoftWeight]] = {}
-    for weight in soft_weights(model):
-        if any(fnmatch.fnmatch(weight.name, pattern) for pattern in patterns):
+    for name, weight in found.items():
+        if name in left_out:
             continue
         if weight.module is model and any(name != "parametrizations" for name, _ in model.named_children()):
             raise WeightError(
