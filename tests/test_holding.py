@@ -476,6 +476,17 @@ def test_soft_layers_and_skipped_ones_are_free() -> None:
         limit_gain(nn.Sequential(nn.ReLU()))
 
 
+def test_layers_that_cannot_be_limited_are_named() -> None:
+    """A bound times nothing would hold a layer that starts at 0 there; a weight that others make is not scaled back."""
+    zero, made = reader(), reader()
+    nn.init.zeros_(zero[6].weight)
+    nn.utils.parametrizations.weight_norm(made[3])
+    for net, sentence, name in ((zero, r"6\.weight is 0 everywhere", "6"), (made, r"3\.weight is no parameter", "3")):
+        with pytest.raises(WeightError, match=rf"{sentence}.*skip=\['{name}\.weight'\]"):
+            limit_gain(net, 2.0)
+        assert len(limit_gain(net, 2.0, skip=[f"{name}.weight"]).limits) == 2
+
+
 def test_limits_survive_an_interruption() -> None:
     net = reader()
     limit = limit_gain(net)
@@ -498,7 +509,7 @@ def test_only_soft_weights_norms_and_head_learn() -> None:
     for name, weight in model.named_parameters():
         expected = id(weight) in soft or "layernorm" in name or name.startswith("classifier") or "cls_token" in name
         assert weight.requires_grad == expected == (name in learning), name
-    with pytest.raises(SoftEquivError, match="names no parameter of this model; close to it: classifier.weight"):
+    with pytest.raises(SoftEquivError, match="names no parameter of this model; close to it: classifier"):
         freeze_rest(model, learn=["classifier.wieght"])
     with pytest.raises(SoftEquivError, match="no soft weights"):
         freeze_rest(reader())

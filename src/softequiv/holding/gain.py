@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from softequiv.adapt.find import CONVOLUTIONS
 from softequiv.adapt.plan import matching
-from softequiv.errors import SoftEquivError
+from softequiv.errors import SoftEquivError, WeightError
 from softequiv.nn import soft_weights
 from softequiv.nn.weight import replace_stored
 
@@ -124,7 +124,8 @@ def limit_gain(
     few per cent and never below it: ||W||_op <= limit after every call, to rounding. A convolution's own norm is at
     most sqrt(kernel entries) times its matrix's. Biases and norms' scales are free. A call makes the Gram matrix of
     each weight and squares it six times: with n = min(out, in * kernel), as many products as a forward pass of n rows
-    and 6 n^3. `only` and `skip` are names or patterns of weights.
+    and 6 n^3. `only` and `skip` are names or patterns of weights; a weight that is 0 everywhere or not a parameter, as
+    under weight_norm, cannot be limited and must be left out.
 
     Give it to `fit` as `after_step=[limit]`, or call it after `optimizer.step()`; an optimiser calls it itself after
     `optimizer.register_step_post_hook(lambda *_: limit())`.
@@ -144,7 +145,22 @@ def limit_gain(
     chosen -= matching(found, skip, kind=LIMITED)
     if not chosen:
         raise SoftEquivError(f"{type(model).__name__} has no linear or convolution layer left to limit")
-    return GainLimit({name: weight for name, weight in found.items() if name in chosen}, float(bound))
+    return GainLimit({name: _scalable(name, weight) for name, weight in found.items() if name in chosen}, float(bound))
+
+
+def _scalable(name: str, weight: object) -> nn.Parameter:
+    """A weight that has a norm and can be scaled back, or a sentence that says why not."""
+    if not isinstance(weight, nn.Parameter):
+        raise WeightError(
+            f"{name} is no parameter but made of others, as by weight_norm, and cannot be scaled back; remove the "
+            f"parametrisation first, or leave the layer out with skip=[{name!r}]"
+        )
+    if not _matrix(weight).any():
+        raise WeightError(
+            f"{name} is 0 everywhere, and a multiple of that would keep it there for good; leave the layer out with "
+            f"skip=[{name!r}], or limit it once it has learnt something"
+        )
+    return weight
 
 
 def _free_layers(model: nn.Module) -> dict[str, nn.Module]:
