@@ -413,6 +413,20 @@ def test_noise_is_refused_where_it_would_mean_something_else() -> None:
         noisy(net, se.degrees(90), scale=-1)
 
 
+@pytest.mark.parametrize("copied", [True, False])
+@pytest.mark.parametrize("mode", ["parametrize", "project"])
+def test_a_baked_model_is_plain_and_has_no_noise(copied: bool, mode: str) -> None:
+    seen: list[int] = []
+    net = se.soften(nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3)), "SO(2)", softness=1.0, mode=mode)
+    handle, x = noisy(net, "30deg"), torch.randn(2, 1, 9, 9)
+    net[0].register_forward_hook(lambda *_: seen.append(1))  # of the user's own, which stays
+    plain = se.bake(net, copy=copied).train()
+    assert torch.equal(plain(x), plain(x)) and len(seen) == 2
+    assert torch.equal(net(x), net(x)) != copied
+    handle.remove()
+    assert torch.equal(net(x), net(x))
+
+
 def test_what_noise_is_to_skip_must_exist() -> None:
     net = se.soften(nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3)), "SO(2)", softness=1.0)
     with pytest.raises(SoftEquivError, match=r"'2\.wieght' names no soft weight; close to it: 2\.weight"):

@@ -15,14 +15,15 @@ from torch.nn.utils import parametrize
 
 from softequiv.errors import SoftEquivError
 from softequiv.nn import FilteredWeight, soft_weights
-from softequiv.nn.weight import MARK
+from softequiv.nn.weight import HOOK_MARK, MARK
 
 Model = TypeVar("Model", bound=nn.Module)
 log = logging.getLogger("softequiv")
 
 
 def bake(model: Model, *, copy: bool = False, example: Any = None) -> Model:
-    """Write the filtered weights into the model and drop the filters; with `copy`, leave the original untouched.
+    """Write the filtered weights into the model and drop the filters, and noise that goes with them; with `copy`, leave
+    the original untouched.
 
     With an `example` input the outputs before and after are compared and the largest difference is logged; more than
     rounding is an error. The weights themselves are always compared. Parametrisations that know no filter, such as
@@ -46,6 +47,9 @@ def bake(model: Model, *, copy: bool = False, example: Any = None) -> Model:
         unparametrize(module, weights)
     for module in plain.modules():
         module.__dict__.pop(MARK, None)
+        for number, hook in list(module._forward_hooks.items()):
+            if getattr(hook, HOOK_MARK, False):
+                del module._forward_hooks[number]
     stored = dict(plain.named_parameters(remove_duplicate=False))
     for name, value in expected.items():
         if not torch.equal(stored[name], value):

@@ -14,6 +14,7 @@ from softequiv.adapt.plan import matching
 from softequiv.errors import SoftEquivError, WeightError
 from softequiv.groups.angles import range_of
 from softequiv.nn import SoftWeight, soft_weights
+from softequiv.nn.weight import HOOK_MARK
 from softequiv.spectrum import Spectrum, spectrum
 
 
@@ -45,7 +46,7 @@ def noisy(model: nn.Module, within: float | str, scale: float = 1.0, *, skip: It
 
     Errors and rms are taken of the current weight and the current batch, without gradients: nothing is remembered, and
     a training taken up again goes on with the same noise. It costs one more filter of each soft weight a step. Eval
-    mode is untouched, and so is a layer that is exactly equivariant.
+    mode is untouched, and so is a layer that is exactly equivariant. `bake` gives the model without noise.
 
     >>> import softequiv as se
     >>> net, x = se.soften(nn.Conv2d(1, 4, 3), "C4", softness=1.0), torch.randn(2, 1, 5, 5)
@@ -105,6 +106,7 @@ class _Noise:
 
     def __init__(self, residuals: Iterable[_Residual], scale: float) -> None:
         self.residuals, self.scale = list(residuals), scale
+        setattr(self, HOOK_MARK, True)
 
     def __call__(self, module: nn.Module, args: Any, output: Any) -> Any:
         if not module.training or self.scale == 0:
