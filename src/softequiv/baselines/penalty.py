@@ -76,6 +76,11 @@ class Penalised:
         outputs = self._answers
         if isinstance(self.outputs, Pictures) and answers.ndim != 4:
             raise SoftEquivError(f"answers that turn as pictures are (N, K, H, W); got {tuple(answers.shape)}")
+        if isinstance(self.moves.acts, Pictures) and isinstance(self.outputs, Still) and answers.ndim == 4:
+            raise SoftEquivError(
+                f"answers of {tuple(answers.shape)} are maps, which move as the pictures do, and were to stand still; "
+                "say how they move with outputs=..., such as Pictures(), or flatten them where they are no maps"
+            )
         expected, axis = outputs(answers, chosen), 1 if isinstance(self.outputs, Pictures) else -1
         if self.divergence == "kl":
             found = kl_divergence(expected, moved_answers, axis)

@@ -33,6 +33,7 @@ class HeldByMeasurement:
     the model beside the batch: 1 + share forward passes. Less than all of it is cheaper and costs accuracy. A little at
     every step holds better than much at some, as clipping of gradients and Adam both cut a rare large term down.
 
+    `outputs` says how answers move: not at all by default, as class scores; `Pictures()` for maps, as in segmentation.
     `targets` says how what is to be learnt moves: `Still()` for classes. With it the loss is taken on the moved samples
     too, which are there anyway: augmentation and a held target in one, with upright samples as the measure of both.
 
