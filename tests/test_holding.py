@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -17,6 +18,7 @@ import softequiv as se
 from digits import digits, trained
 from softequiv.actions import Moves, Pictures
 from softequiv.asking import kl_divergence
+from softequiv.baselines.penalty import Penalised
 from softequiv.errors import SoftEquivError, WeightError
 from softequiv.gains import least_distortion
 from softequiv.holding import (
@@ -185,12 +187,28 @@ def test_state_survives_an_interruption() -> None:
         ({"target": 1, "rate": -1}, "rate"),
         ({"target": 1, "rate": 0}, "got 0$"),
         ({"target": 1, "share": 1.5}, "up to 1"),
+        ({"target": 1, "share": "a"}, "share is a number; got 'a', a str"),
+        ({"target": "a"}, "the target is a number; got 'a', a str"),
         ({"target": 1, "divergence": "l2"}, "unknown divergence"),
     ],
 )
 def test_wrong_settings_are_refused(wrong: dict[str, Any], sentence: str) -> None:
     with pytest.raises(SoftEquivError, match=sentence):
         HeldByMeasurement(QUARTERS, **wrong)
+
+
+@pytest.mark.parametrize("number", [np.float32(0.5), np.float64(0.5), np.array(0.5), torch.tensor(0.5)], ids=repr)
+def test_numbers_of_numpy_and_torch_are_numbers(number: Any) -> None:
+    x, net = torch.randn(40, 1, 8, 8), reader()
+    held = HeldByMeasurement(QUARTERS, number, share=number, rate=number)
+    mixture = Mixture(net, net, number)
+    found = [held.target, held.share, held.rate, Penalised(QUARTERS, number).strength, mixture.eps]
+    found += [limit_gain(net, number).limits["0.weight"] / limit_gain(net, 1).limits["0.weight"]]
+    found += [se.certify(net, "90deg", "C4", data=x, confidence=number, clip=number).confidence]
+    assert all(isinstance(value, float) for value in found) and found == pytest.approx([0.5] * len(found))
+    assert mixture.bound(number) == 0.75
+    noisy(se.soften(reader(), "C4", softness=1.0), "90deg", number)
+    assert split_target(net, number, x, QUARTERS, "90deg") == split_target(net, 0.5, x, QUARTERS, "90deg")
 
 
 def test_an_error_that_is_no_number_is_refused() -> None:
@@ -617,6 +635,10 @@ def test_wrong_mixtures_are_refused() -> None:
         Mixture(nn.Linear(2, 3), nn.Linear(2, 4), 0.5)(torch.rand(1, 2))
     with pytest.raises(SoftEquivError, match="between 0 and 1"):
         Mixture(nn.Identity(), nn.Identity(), 0.5).bound(2)
+    with pytest.raises(SoftEquivError, match="a total variation is a number; got 'a', a str"):
+        Mixture(nn.Identity(), nn.Identity(), 0.5).bound("a")
+    with pytest.raises(SoftEquivError, match="eps is a number; got 'a', a str"):
+        Mixture(nn.Identity(), nn.Identity(), "a")
 
 
 # A target shared out among the layers
@@ -673,6 +695,8 @@ def test_a_target_out_of_reach_is_said(pooled_reader: nn.Module) -> None:
         split_target(trained(reader(), digits(), 1, 1e-2), 1e-3, digits()[0][:50], QUARTERS, se.degrees(90))
     with pytest.raises(SoftEquivError, match="above 0"):
         split_target(pooled_reader, 0, digits()[0][:50], QUARTERS, se.degrees(90))
+    with pytest.raises(SoftEquivError, match="the target is a number; got 'a', a str"):
+        split_target(pooled_reader, "a", digits()[0][:50], QUARTERS, se.degrees(90))
 
 
 # Strides

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from softequiv.actions import Acts, Moves, Pictures, Still
 from softequiv.asking import kl_divergence
 from softequiv.asking.answers import tensor_of
-from softequiv.errors import SoftEquivError, check_amount
+from softequiv.errors import SoftEquivError, checked_amount
 
 Divergence = Literal["squared", "kl"]
 
@@ -46,7 +46,7 @@ class Penalised:
     divergence: Divergence = "squared"
 
     def __post_init__(self) -> None:
-        check_amount("the strength of a penalty", self.strength)
+        object.__setattr__(self, "strength", checked_amount(self.strength, "the strength of a penalty"))
         if self.divergence not in get_args(Divergence):
             raise SoftEquivError(
                 f"unknown divergence {self.divergence!r}; choose one of {', '.join(get_args(Divergence))}"

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from softequiv.adapt.find import CONVOLUTIONS
 from softequiv.adapt.plan import matching
-from softequiv.errors import SoftEquivError, WeightError
+from softequiv.errors import SoftEquivError, WeightError, checked_amount
 from softequiv.nn import soft_weights
 from softequiv.nn.weight import replace_stored
 
@@ -138,14 +138,15 @@ def limit_gain(
     >>> torch.allclose(torch.linalg.matrix_norm(net[0].weight, 2), before, rtol=1e-3)
     True
     """
-    if not (isinstance(bound, (int, float)) and 0 < bound < float("inf")):
-        raise SoftEquivError(f"the bound is a finite factor above 0 of what a layer's norm is now; got {bound!r}")
+    factor = float(
+        checked_amount(bound, "the bound on layers' norms, as a factor of what they are now,", positive=True)
+    )
     found = {f"{name}.weight".lstrip("."): layer.weight for name, layer in _free_layers(model).items()}
     chosen = matching(found, only, kind=LIMITED) if only is not None else set(found)
     chosen -= matching(found, skip, kind=LIMITED)
     if not chosen:
         raise SoftEquivError(f"{type(model).__name__} has no linear or convolution layer left to limit")
-    return GainLimit({name: _scalable(name, weight) for name, weight in found.items() if name in chosen}, float(bound))
+    return GainLimit({name: _scalable(name, weight) for name, weight in found.items() if name in chosen}, factor)
 
 
 def _scalable(name: str, weight: object) -> nn.Parameter:

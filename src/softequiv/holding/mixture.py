@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from softequiv.actions import Acts, Pictures
 from softequiv.asking.answers import tensor_of
-from softequiv.errors import SoftEquivError
+from softequiv.errors import SoftEquivError, checked_number
 from softequiv.groups import Group
 from softequiv.holding.orbit import OrbitMean
 
@@ -43,9 +43,9 @@ class Mixture(nn.Module):
 
     def __init__(self, strict: nn.Module, free: nn.Module, eps: float, trunk: nn.Module | None = None) -> None:
         super().__init__()
-        if not (isinstance(eps, (int, float)) and 0 <= eps <= 1):
+        self.strict, self.free, self.eps = strict, free, float(checked_number(eps, "eps", SoftEquivError))
+        if not 0 <= self.eps <= 1:
             raise SoftEquivError(f"eps is the share of the free part, from 0 to 1; got {eps!r}")
-        self.strict, self.free, self.eps = strict, free, float(eps)
         self.trunk = nn.Identity() if trunk is None else trunk
 
     @classmethod
@@ -93,10 +93,10 @@ class Mixture(nn.Module):
                 "is only nearly invariant and eps bounds nothing; take C4 or D4, or say with bound(tv_strict) by how "
                 "much the mean can change"
             )
-        tv_strict = 0.0 if tv_strict is None else tv_strict
-        if not 0 <= tv_strict <= 1:
+        tv = 0.0 if tv_strict is None else float(checked_number(tv_strict, "a total variation", SoftEquivError))
+        if not 0 <= tv <= 1:
             raise SoftEquivError(f"a total variation lies between 0 and 1; got {tv_strict!r}")
-        return self.eps + (1 - self.eps) * tv_strict
+        return self.eps + (1 - self.eps) * tv
 
     def extra_repr(self) -> str:
         return f"eps={self.eps:g}"

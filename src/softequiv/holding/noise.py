@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from softequiv.adapt.plan import matching
-from softequiv.errors import SoftEquivError, WeightError
+from softequiv.errors import SoftEquivError, WeightError, checked_amount
 from softequiv.groups.angles import range_of
 from softequiv.nn import SoftWeight, soft_weights
 from softequiv.nn.weight import HOOK_MARK
@@ -55,8 +55,7 @@ def noisy(model: nn.Module, within: float | str, scale: float = 1.0, *, skip: It
     (False, True)
     >>> handle.remove()
     """
-    if not (isinstance(scale, (int, float)) and 0 <= scale < float("inf")):
-        raise SoftEquivError(f"the scale of the noise is a finite number of at least 0; got {scale!r}")
+    times = float(checked_amount(scale, "the scale of the noise"))
     reach = cast(float, range_of(within))
     found = {weight.name: weight for weight in soft_weights(model)}
     left_out = matching(found, skip, kind="soft weight")
@@ -74,7 +73,7 @@ def noisy(model: nn.Module, within: float | str, scale: float = 1.0, *, skip: It
         raise WeightError("this model has no soft weights after which to add noise; call soften first, or skip fewer")
     return Noisy(
         tuple(
-            module.register_forward_hook(_Noise([_Residual(weight, reach) for weight in own], float(scale)))
+            module.register_forward_hook(_Noise([_Residual(weight, reach) for weight in own], times))
             for module, own in weights.items()
         )
     )
