@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -17,6 +18,7 @@ import softequiv as se
 from digits import digits, trained
 from softequiv.actions import Moves, Pictures
 from softequiv.asking import kl_divergence
+from softequiv.baselines.penalty import Penalised
 from softequiv.errors import SoftEquivError, WeightError
 from softequiv.gains import least_distortion
 from softequiv.holding import (
@@ -185,12 +187,28 @@ def test_state_survives_an_interruption() -> None:
         ({"target": 1, "rate": -1}, "rate"),
         ({"target": 1, "rate": 0}, "got 0$"),
         ({"target": 1, "share": 1.5}, "up to 1"),
+        ({"target": 1, "share": "a"}, "share is a number; got 'a', a str"),
+        ({"target": "a"}, "the target is a number; got 'a', a str"),
         ({"target": 1, "divergence": "l2"}, "unknown divergence"),
     ],
 )
 def test_wrong_settings_are_refused(wrong: dict[str, Any], sentence: str) -> None:
     with pytest.raises(SoftEquivError, match=sentence):
         HeldByMeasurement(QUARTERS, **wrong)
+
+
+@pytest.mark.parametrize("number", [np.float32(0.5), np.float64(0.5), np.array(0.5), torch.tensor(0.5)], ids=repr)
+def test_numbers_of_numpy_and_torch_are_numbers(number: Any) -> None:
+    x, net = torch.randn(40, 1, 8, 8), reader()
+    held = HeldByMeasurement(QUARTERS, number, share=number, rate=number)
+    mixture = Mixture(net, net, number)
+    found = [held.target, held.share, held.rate, Penalised(QUARTERS, number).strength, mixture.eps]
+    found += [limit_gain(net, number).limits["0.weight"] / limit_gain(net, 1).limits["0.weight"]]
+    found += [se.certify(net, "90deg", "C4", data=x, confidence=number, clip=number).confidence]
+    assert all(isinstance(value, float) for value in found) and found == pytest.approx([0.5] * len(found))
+    assert mixture.bound(number) == 0.75
+    noisy(se.soften(reader(), "C4", softness=1.0), "90deg", number)
+    assert split_target(net, number, x, QUARTERS, "90deg") == split_target(net, 0.5, x, QUARTERS, "90deg")
 
 
 def test_an_error_that_is_no_number_is_refused() -> None:
@@ -228,21 +246,24 @@ class Answering(nn.Module):
         return ImageClassifierOutput(None if labels is None else functional.cross_entropy(logits, labels), logits)
 
 
-def trainer(model: Any, folder: Path, held: HeldByMeasurement, steps: int, **settings: Any) -> Any:
+def trainer(model: Any, folder: Path, held: HeldByMeasurement, steps: int, batch: int = 16, **settings: Any) -> Any:
     transformers = pytest.importorskip("transformers")
     pytest.importorskip("accelerate")
     pictures, labels = digits()
     data = [{"pixel_values": x, "labels": y} for x, y in zip(pictures[:320], labels[:320], strict=True)]
     arguments = transformers.TrainingArguments(
-        str(folder), max_steps=steps, per_device_train_batch_size=16, learning_rate=5e-3, report_to=[], use_cpu=True,
+        str(folder), max_steps=steps, per_device_train_batch_size=batch, learning_rate=5e-3, report_to=[], use_cpu=True,
         logging_steps=5, save_steps=6, disable_tqdm=True, lr_scheduler_type="constant", **settings,
     )  # fmt: skip
     return transformers.Trainer(model, arguments, train_dataset=data, callbacks=[HeldCallback(held)])
 
 
+# one element: what is measured does not hang on torch's own generator
+QUARTER = Moves(Pictures(), se.C(4), elements=QUARTERS.elements[:1])
+
+
 def held_target() -> HeldByMeasurement:
-    # one element: what is measured does not hang on torch's own generator
-    return HeldByMeasurement(Moves(Pictures(), se.C(4), elements=QUARTERS.elements[:1]), 1.0)
+    return HeldByMeasurement(QUARTER, 1.0)
 
 
 def test_trainer_holds_logs_and_resumes(tmp_path: Path) -> None:
@@ -273,6 +294,67 @@ def test_trainer_holds_a_model_of_transformers(tmp_path: Path) -> None:
         trainer(model, tmp_path / str(target), held, 8).train()
         turned[held.price > 0] = turned_kl(lambda x, model=model: model.eval()(x).logits, digits()[0][:100])
     assert turned[True] < 0.5 * turned[False]
+
+
+class Fixed(HeldByMeasurement):
+    """A price of 1, whatever is measured."""
+
+    price = 1.0
+
+
+def first_gradient(model: Any, folder: Path, held: HeldByMeasurement, batches: int) -> Tensor:
+    """Of the last weight, in a step of 16 samples in so many batches, clipped by nothing."""
+    transformers = pytest.importorskip("transformers")
+    found: list[Tensor] = []
+
+    class Look(transformers.TrainerCallback):
+        def on_pre_optimizer_step(self, *_: Any, model: nn.Module, **__: Any) -> None:
+            found.append([weight.grad.clone() for weight in model.parameters() if weight.ndim > 1][-1])
+
+    run = trainer(model, folder, held, 1, 16 // batches, gradient_accumulation_steps=batches, max_grad_norm=1e9)
+    run.add_callback(Look())
+    run.train()
+    return found[0]
+
+
+@pytest.mark.parametrize("build", [tiny_vit, Answering], ids=["the model counts labels", "the Trainer takes the mean"])
+def test_a_held_target_weighs_the_same_however_gradients_are_accumulated(
+    build: Callable[[], Any], tmp_path: Path
+) -> None:
+    def gradient(batches: int, held: HeldByMeasurement) -> Tensor:
+        return first_gradient(build(), tmp_path / f"{batches}", held, batches)
+
+    plain, whole = (gradient(1, held) for held in (HeldByMeasurement(QUARTER, 1e9), Fixed(QUARTER, 1e-6)))
+    assert float((whole - plain).norm()) > 0.1 * float(plain.norm())
+    torch.testing.assert_close(gradient(4, Fixed(QUARTER, 1e-6)), whole, rtol=1e-3, atol=1e-5)
+
+
+class Interrupted(torch.utils.data.Dataset[dict[str, Tensor]]):
+    """Digits, of which the 40th that is read breaks off once."""
+
+    def __init__(self) -> None:
+        self.read = 0
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, number: int) -> dict[str, Tensor]:
+        self.read += 1
+        if self.read == 40:
+            raise OSError("the disk is away")
+        pictures, labels = digits()
+        return {"pixel_values": pictures[number], "labels": labels[number]}
+
+
+def test_a_training_begun_again_after_an_interruption_is_charged_once_a_step(tmp_path: Path) -> None:
+    held = held_target()
+    run = trainer(tiny_vit(), tmp_path, held, 4)
+    run.train_dataset = Interrupted()
+    with pytest.raises(OSError, match="the disk is away"):
+        run.train()
+    before = held.calls
+    run.train()
+    assert held.calls == before + 4
 
 
 def test_trainer_with_a_loss_of_its_own_is_refused(tmp_path: Path) -> None:
@@ -349,6 +431,29 @@ def test_noise_is_refused_where_it_would_mean_something_else() -> None:
         noisy(net, se.degrees(90), scale=-1)
 
 
+@pytest.mark.parametrize("copied", [True, False])
+@pytest.mark.parametrize("mode", ["parametrize", "project"])
+def test_a_baked_model_is_plain_and_has_no_noise(copied: bool, mode: str) -> None:
+    seen: list[int] = []
+    net = se.soften(nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3)), "SO(2)", softness=1.0, mode=mode)
+    handle, x = noisy(net, "30deg"), torch.randn(2, 1, 9, 9)
+    net[0].register_forward_hook(lambda *_: seen.append(1))  # of the user's own, which stays
+    plain = se.bake(net, copy=copied).train()
+    assert torch.equal(plain(x), plain(x)) and len(seen) == 2
+    assert torch.equal(net(x), net(x)) != copied
+    handle.remove()
+    assert torch.equal(net(x), net(x))
+
+
+def test_what_noise_is_to_skip_must_exist() -> None:
+    net = se.soften(nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3)), "SO(2)", softness=1.0)
+    with pytest.raises(SoftEquivError, match=r"'2\.wieght' names no soft weight; close to it: 2\.weight"):
+        noisy(net, "30deg", skip=["2.wieght"])
+    with pytest.raises(SoftEquivError, match=r"given as a list, .* got '0\.weight'"):
+        noisy(net, "30deg", skip="0.weight")
+    assert len(noisy(net, "30deg", skip=["0"]).hooks) == 1
+
+
 # Limits on what is downstream
 
 
@@ -394,12 +499,24 @@ def test_soft_layers_and_skipped_ones_are_free() -> None:
     assert set(limit_gain(net).limits) == {"6.weight"} and untouched(net) == ["6"]
     assert set(limit_gain(reader(), skip=["0.*"]).limits) == {"3.weight", "6.weight"}
     assert set(limit_gain(reader(), only=["0.*"]).limits) == {"0.weight"}
-    with pytest.raises(SoftEquivError, match=r"names none of the weights 0\.weight"):
-        limit_gain(reader(), skip=["7.*"])
+    assert set(limit_gain(reader(), skip=["0", "3"]).limits) == {"6.weight"}
+    with pytest.raises(SoftEquivError, match=r"'7\.wei' names no weight of a linear .*; close to it: 6\.weight"):
+        limit_gain(reader(), skip=["7.wei"])
     with pytest.raises(SoftEquivError, match="above 0"):
         limit_gain(reader(), 0)
     with pytest.raises(SoftEquivError, match="left to limit"):
         limit_gain(nn.Sequential(nn.ReLU()))
+
+
+def test_layers_that_cannot_be_limited_are_named() -> None:
+    """A bound times nothing would hold a layer that starts at 0 there; a weight that others make is not scaled back."""
+    zero, made = reader(), reader()
+    nn.init.zeros_(zero[6].weight)
+    nn.utils.parametrizations.weight_norm(made[3])
+    for net, sentence, name in ((zero, r"6\.weight is 0 everywhere", "6"), (made, r"3\.weight is no parameter", "3")):
+        with pytest.raises(WeightError, match=rf"{sentence}.*skip=\['{name}\.weight'\]"):
+            limit_gain(net, 2.0)
+        assert len(limit_gain(net, 2.0, skip=[f"{name}.weight"]).limits) == 2
 
 
 def test_limits_survive_an_interruption() -> None:
@@ -424,6 +541,8 @@ def test_only_soft_weights_norms_and_head_learn() -> None:
     for name, weight in model.named_parameters():
         expected = id(weight) in soft or "layernorm" in name or name.startswith("classifier") or "cls_token" in name
         assert weight.requires_grad == expected == (name in learning), name
+    with pytest.raises(SoftEquivError, match="names no parameter of this model; close to it: classifier"):
+        freeze_rest(model, learn=["classifier.wieght"])
     with pytest.raises(SoftEquivError, match="no soft weights"):
         freeze_rest(reader())
 
@@ -516,6 +635,10 @@ def test_wrong_mixtures_are_refused() -> None:
         Mixture(nn.Linear(2, 3), nn.Linear(2, 4), 0.5)(torch.rand(1, 2))
     with pytest.raises(SoftEquivError, match="between 0 and 1"):
         Mixture(nn.Identity(), nn.Identity(), 0.5).bound(2)
+    with pytest.raises(SoftEquivError, match="a total variation is a number; got 'a', a str"):
+        Mixture(nn.Identity(), nn.Identity(), 0.5).bound("a")
+    with pytest.raises(SoftEquivError, match="eps is a number; got 'a', a str"):
+        Mixture(nn.Identity(), nn.Identity(), "a")
 
 
 # A target shared out among the layers
@@ -572,6 +695,8 @@ def test_a_target_out_of_reach_is_said(pooled_reader: nn.Module) -> None:
         split_target(trained(reader(), digits(), 1, 1e-2), 1e-3, digits()[0][:50], QUARTERS, se.degrees(90))
     with pytest.raises(SoftEquivError, match="above 0"):
         split_target(pooled_reader, 0, digits()[0][:50], QUARTERS, se.degrees(90))
+    with pytest.raises(SoftEquivError, match="the target is a number; got 'a', a str"):
+        split_target(pooled_reader, "a", digits()[0][:50], QUARTERS, se.degrees(90))
 
 
 # Strides

@@ -41,6 +41,41 @@ def test_a_mixture_with_the_model_itself_moves_by_its_share_of_what_the_model_mo
     torch.testing.assert_close(total_variation(mixture(x), mixture(turned)), eps * free, atol=1e-10, rtol=1e-9)
 
 
+@pytest.mark.parametrize("group", ["C2", "C4", "D4", "Reflection", "D1", "Shifts(5,5)"])
+def test_the_bound_holds_for_groups_that_move_pixels_to_pixels(group: str) -> None:
+    net, x = reader(5), 3 * torch.randn(50, 2, 5, 5, dtype=torch.float64)
+    dial = Mixture.over_orbit(net, group, 0.1).eval()
+    moves = dial.strict.moves
+    found = [total_variation(dial(x), dial(moves.acts(x, h))).max() for h in moves.elements]
+    assert dial.bound() == 0.1 and max(found) <= 0.1 + 1e-9
+
+
+@pytest.mark.parametrize("group", ["C3", "C8", "D3", "D8"])
+def test_no_bound_is_given_for_groups_that_resample(group: str) -> None:
+    """Their mean is not invariant, and can be used for what it is."""
+    net, x = reader(8), 3 * torch.randn(50, 2, 8, 8, dtype=torch.float64)
+    dial = Mixture.over_orbit(net, group, 0.0).eval()
+    moves = dial.strict.moves
+    assert max(total_variation(dial(x), dial(moves.acts(x, h))).max() for h in moves.elements) > 0.02
+    with pytest.raises(
+        SoftEquivError, match=rf"turned by {moves.group} .* take C4 or D4, or say with bound\(tv_strict\)"
+    ):
+        dial.bound()
+    assert dial.bound(0.2) == 0.2
+
+
+@pytest.mark.parametrize(("training", "passes"), [(False, 4), (True, 2)])
+def test_a_dial_costs_what_it_says(training: bool, passes: int) -> None:
+    """The model's own answer is one of the orbit's, and is not asked for twice."""
+    net, x, calls = reader(5), torch.randn(7, 2, 5, 5, dtype=torch.float64), []
+    net.register_forward_pre_hook(lambda *_: calls.append(1))
+    dial = Mixture.over_orbit(net, "C4", 0.3).train(training)
+    dial(x)
+    assert len(calls) == passes
+    apart = Mixture(OrbitMean(net, "C4", Pictures()), nn.Sequential(net), 0.3)
+    torch.testing.assert_close(dial.eval()(x), apart.eval()(x), atol=1e-12, rtol=0)
+
+
 def test_training_costs_one_pass_and_moves_each_sample_by_its_own_element() -> None:
     seen: list[torch.Tensor] = []
     net = nn.Sequential(nn.Flatten(), nn.Linear(16, 3))

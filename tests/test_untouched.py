@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from softequiv.asking import kl_divergence
 from softequiv.baselines.augmentation import Augmented
 from softequiv.baselines.penalty import Divergence, Penalised
 from softequiv.errors import SoftEquivError
+from softequiv.holding import HeldByMeasurement
 from softequiv.tasks.segmentation import MASKS
 from softequiv.training.loop import plain
 
@@ -128,6 +130,14 @@ def network() -> nn.Module:
     return nn.Sequential(
         nn.Conv2d(1, 8, 3, 2, 1), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Dropout(0.1), nn.Linear(512, 10)
     )
+
+
+@pytest.mark.parametrize("objective", [Penalised, HeldByMeasurement])
+def test_maps_of_moved_pictures_cannot_stand_still(objective: Callable[..., Any]) -> None:
+    moves, x, net = Moves(Pictures(), se.C(4)), torch.rand(5, 1, 8, 8), nn.Conv2d(1, 4, 3, padding=1)
+    with pytest.raises(SoftEquivError, match=r"\(5, 4, 8, 8\) are maps, .* outputs=\.\.\., such as Pictures\(\)"):
+        objective(moves, 1.0)(net, x, x, lambda answers, _: answers.mean())
+    objective(moves, 1.0, outputs=Pictures())(net, x, x, lambda answers, _: answers.mean())
 
 
 def test_strength_zero_is_plain_training_bit_for_bit() -> None:

@@ -53,11 +53,14 @@ def checked_number(value: Any, what: str, kind: type[SoftEquivError]) -> Any:
     return value if isinstance(value, (int, float)) else number
 
 
-def check_amount(what: str, value: Any, *, positive: bool = False, remedy: str = "") -> None:
-    """Raise a sentence unless a value is a finite number of at least 0, or above 0 where it must be positive.
+def checked_amount(value: Any, what: str, *, positive: bool = False, remedy: str = "") -> Any:
+    """A finite number of at least 0, or above 0 where it must be positive; those of numpy and torch as Python's own.
 
-    >>> check_amount("the strength of a penalty", 0.5)
+    >>> checked_amount(0.5, "the strength of a penalty")
+    0.5
     """
-    if not (isinstance(value, (int, float)) and 0 <= value < math.inf) or (positive and value == 0):
+    number = checked_number(value, what, SoftEquivError)
+    if not 0 <= number < math.inf or (positive and number == 0):
         least = "above 0" if positive else "of at least 0"
-        raise SoftEquivError(f"{what} is a finite number {least}; got {value!r}{remedy}")
+        raise SoftEquivError(f"{what} is a finite number {least}; got {number!r}{remedy}")
+    return number

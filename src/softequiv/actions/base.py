@@ -19,7 +19,8 @@ from softequiv.groups import Element, Group
 class Acts(ABC):
     """An action of group elements on tensors: (g h) x = g (h x). Subclasses are frozen dataclasses.
 
-    Actions that resample, such as a picture turned by 30 degrees, satisfy this up to interpolation only.
+    Actions that resample, such as a picture turned by 30 degrees, satisfy this up to interpolation only, and say so in
+    `exact`.
     """
 
     @abstractmethod
@@ -29,6 +30,10 @@ class Acts(ABC):
     @abstractmethod
     def __call__(self, x: Tensor, g: Element) -> Tensor:
         """The moved data g x, of the shape, dtype and device of x."""
+
+    def exact(self, group: Group) -> bool:
+        """Whether (g h) x = g (h x) to rounding for all elements of a group, as where nothing is resampled."""
+        return True
 
     def valid(self, x: Tensor, g: Element) -> Tensor | None:
         """Which entries of g x were made from entries of x alone: bool, broadcastable to x; None where all were."""

@@ -77,8 +77,12 @@ class Pictures(Acts):
             )
         if isinstance(group, (C, D)) and group.n % 4 == 0:  # some of its elements are quarter turns
             _check_square(size)
-        if not _moves_pixels_to_pixels(group):
+        if not self.exact(group):
             self._check_readable(x)
+
+    def exact(self, group: Group) -> bool:
+        """Whether every element moves pixels to pixels: quarter turns, flips and shifts do."""
+        return isinstance(group, (Reflection, Shifts)) or (isinstance(group, (C, D)) and 4 % group.n == 0)
 
     def _check_readable(self, x: Tensor) -> None:
         """Whether pixels of this type can be read between their places."""
@@ -187,11 +191,6 @@ def in_disc(x: Tensor, fill: float = 0.0) -> Tensor:
     height, width = x.shape[-2:]
     outside = _places(height, width, _float64_home(x.device)).square().sum(-1) > (min(height, width) / 2) ** 2
     return x.masked_fill(outside.to(x.device), fill)
-
-
-def _moves_pixels_to_pixels(group: Group) -> bool:
-    """Whether no element of the group resamples."""
-    return isinstance(group, (Reflection, Shifts)) or (isinstance(group, (C, D)) and 4 % group.n == 0)
 
 
 def _shifts(g: Element) -> tuple[int, int]:

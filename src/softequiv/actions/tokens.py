@@ -54,6 +54,9 @@ class Tokens(Acts):
             )
         self._pictures.check(group, self._picture(x))
 
+    def exact(self, group: Group) -> bool:
+        return self._pictures.exact(group)
+
     def __call__(self, x: Tensor, g: Element) -> Tensor:
         self.check(g.group, x)
         return self._behind_extra(x, self._pictures(self._picture(x), g))

@@ -15,7 +15,7 @@ from torch.nn.utils import parametrize
 
 from softequiv.errors import SoftEquivError
 from softequiv.nn import FilteredWeight, soft_weights
-from softequiv.nn.weight import MARK, left_behind, projected_weights
+from softequiv.nn.weight import HOOK_MARK, MARK, left_behind, projected_weights
 
 Model = TypeVar("Model", bound=nn.Module)
 log = logging.getLogger("softequiv")
@@ -23,7 +23,8 @@ OFF = 1e-4  # relative distance from a constraint that many steps of rounding ma
 
 
 def bake(model: Model, *, copy: bool = False, example: Any = None) -> Model:
-    """Write the filtered weights into the model and drop the filters; with `copy`, leave the original untouched.
+    """Write the filtered weights into the model and drop the filters, and noise that goes with them; with `copy`, leave
+    the original untouched.
 
     With an `example` input the outputs before and after are compared and the largest difference is logged; more than
     rounding is an error. The weights themselves are always compared, and in project mode with their constraints, which
@@ -49,6 +50,9 @@ def bake(model: Model, *, copy: bool = False, example: Any = None) -> Model:
         unparametrize(module, weights)
     for module in plain.modules():
         module.__dict__.pop(MARK, None)
+        for number, hook in list(module._forward_hooks.items()):
+            if getattr(hook, HOOK_MARK, False):
+                del module._forward_hooks[number]
     stored = dict(plain.named_parameters(remove_duplicate=False))
     for name, value in expected.items():
         if not torch.equal(stored[name], value):

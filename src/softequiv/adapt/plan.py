@@ -137,7 +137,12 @@ def matches(name: str, pattern: str) -> bool:
     return name == pattern or fnmatch.fnmatch(name, pattern) or name.startswith(pattern + ".")
 
 
-def matching(names: Iterable[str], patterns: Iterable[str], skipped: Iterable[Skipped] = ()) -> set[str]:
+def matching(
+    names: Iterable[str],
+    patterns: Iterable[str],
+    skipped: Iterable[Skipped] = (),
+    kind: str = "weight that can be softened",
+) -> set[str]:
     """The names that any pattern matches; a pattern that matches none is an error with the reason or close matches."""
     names = list(names)
     if isinstance(patterns, str) or not isinstance(patterns, Iterable):
@@ -152,9 +157,7 @@ def matching(names: Iterable[str], patterns: Iterable[str], skipped: Iterable[Sk
             if reason is not None:
                 raise SoftEquivError(f"{pattern!r} cannot be softened: {reason}")
             close = difflib.get_close_matches(pattern, names, n=3, cutoff=0.3)
-            raise SoftEquivError(
-                f"{pattern!r} names no weight that can be softened; close to it: {', '.join(close) or 'none'}"
-            )
+            raise SoftEquivError(f"{pattern!r} names no {kind}; close to it: {', '.join(close) or 'none'}")
         out.update(hits)
     return out
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from softequiv.actions import Moves
 from softequiv.adapt.find import Found
 from softequiv.asking import asked, at_home, evaluating, kl_divergence
-from softequiv.errors import SoftEquivError
+from softequiv.errors import SoftEquivError, checked_number
 from softequiv.gains import least_distortion
 from softequiv.spectrum import spectrum
 
@@ -49,7 +49,8 @@ def split(model: nn.Module, found: Sequence[Found], target: float, x: Tensor, mo
     softened network, measured, meets the target: first order decides between the weights, not on the level. 2 L + 15
     measurements of two forward passes over x, on a copy of the model.
     """
-    if not (isinstance(target, (int, float)) and 0 < target < math.inf):
+    target = checked_number(target, "the target", SoftEquivError)
+    if not 0 < target < math.inf:
         raise SoftEquivError(
             f"the target is a finite KL above 0, in nats; got {target!r}: for 0, soften with softness=0"
         )

@@ -17,7 +17,7 @@ from softequiv.actions import Acts, Moves, Pictures, Still, in_disc
 from softequiv.asking.answers import tensor_of
 from softequiv.baselines.blurpool import checked_size
 from softequiv.baselines.group_cnn import CentredHalving, GroupCNN, checked_plane
-from softequiv.errors import SoftEquivError, check_amount
+from softequiv.errors import SoftEquivError, checked_amount
 from softequiv.groups import C, Group
 from softequiv.measure.frame import inside
 
@@ -237,7 +237,7 @@ class WithPrior:
     strength: float = 100.0
 
     def __post_init__(self) -> None:
-        check_amount("the strength of a prior", self.strength)
+        object.__setattr__(self, "strength", checked_amount(self.strength, "the strength of a prior"))
 
     def __call__(
         self,

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from softequiv.actions import Acts, Moves, Pictures, Still
 from softequiv.asking import kl_divergence
 from softequiv.asking.answers import tensor_of
-from softequiv.errors import SoftEquivError, check_amount
+from softequiv.errors import SoftEquivError, checked_amount
 
 Divergence = Literal["squared", "kl"]
 
@@ -46,7 +46,7 @@ class Penalised:
     divergence: Divergence = "squared"
 
     def __post_init__(self) -> None:
-        check_amount("the strength of a penalty", self.strength)
+        object.__setattr__(self, "strength", checked_amount(self.strength, "the strength of a penalty"))
         if self.divergence not in get_args(Divergence):
             raise SoftEquivError(
                 f"unknown divergence {self.divergence!r}; choose one of {', '.join(get_args(Divergence))}"
@@ -76,6 +76,11 @@ class Penalised:
         outputs = self._answers
         if isinstance(self.outputs, Pictures) and answers.ndim != 4:
             raise SoftEquivError(f"answers that turn as pictures are (N, K, H, W); got {tuple(answers.shape)}")
+        if isinstance(self.moves.acts, Pictures) and isinstance(self.outputs, Still) and answers.ndim == 4:
+            raise SoftEquivError(
+                f"answers of {tuple(answers.shape)} are maps, which move as the pictures do, and were to stand still; "
+                "say how they move with outputs=..., such as Pictures(), or flatten them where they are no maps"
+            )
         expected, axis = outputs(answers, chosen), 1 if isinstance(self.outputs, Pictures) else -1
         if self.divergence == "kl":
             found = kl_divergence(expected, moved_answers, axis)

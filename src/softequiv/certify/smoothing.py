@@ -23,9 +23,9 @@ from softequiv.adapt.find import Setting
 from softequiv.asking import asked, at_home, check_finite, evaluating
 from softequiv.certify.certificate import found_located, group_of, soft_located, span
 from softequiv.certify.operator import as_hom, spectral_norm
-from softequiv.certify.statistical import check_confidence, proportion_upper
+from softequiv.certify.statistical import checked_confidence, proportion_upper
 from softequiv.certify.weight import Located, certified
-from softequiv.errors import SoftEquivError
+from softequiv.errors import SoftEquivError, checked_amount
 from softequiv.groups import C, D, Element, Group, Reflection
 from softequiv.groups.angles import range_of
 from softequiv.groups.base import elements_within
@@ -48,7 +48,7 @@ def certified_radius(sigma: float, top: float, next_best: float | None = None) -
     >>> round(certified_radius(0.5, 0.8413447), 6), certified_radius(0.5, 0.4)
     (0.5, 0.0)
     """
-    check_sigma(sigma)
+    sigma = checked_sigma(sigma)
     other = 1 - top if next_best is None else next_best
     if not (0 <= top <= 1 and 0 <= other <= 1):
         raise SoftEquivError(f"shares of votes lie between 0 and 1; got {top} and {other}")
@@ -71,7 +71,7 @@ class Smoothed(nn.Module):
 
     def __init__(self, model: nn.Module, layer: str, sigma: float, *, votes: int = 100, seed: int = 0) -> None:
         super().__init__()
-        check_sigma(sigma)
+        sigma = checked_sigma(sigma)
         check_votes(votes)
         if layer not in dict(model.named_modules()) or not layer:
             known = [name for name, module in model.named_modules() if name and not list(module.children())]
@@ -190,7 +190,7 @@ def certify_smoothed(
     >>> bool((found.residual < 1e-3).all())
     True
     """
-    check_confidence(confidence)
+    confidence = checked_confidence(confidence)
     check_votes(votes)
     model = smoothed.model
     chosen, reach = of_range(model, group, within)
@@ -403,10 +403,9 @@ def check_once(layer: str, calls: list[tuple[Tensor, Tensor]]) -> None:
         raise SoftEquivError(f"{layer} was called {len(calls)} times in one pass; smooth a layer that is called once")
 
 
-def check_sigma(sigma: float) -> None:
-    """Raise a sentence unless the noise has a size."""
-    if not isinstance(sigma, (int, float)) or not 0 < sigma < math.inf:
-        raise SoftEquivError(f"sigma, the standard deviation of the noise, is a positive number; got {sigma!r}")
+def checked_sigma(sigma: float) -> float:
+    """The size of the noise, as Python's own number."""
+    return float(checked_amount(sigma, "sigma, the standard deviation of the noise,", positive=True))
 
 
 def check_votes(votes: int) -> None:

@@ -35,7 +35,7 @@ from softequiv.certify.kept import (
     write_text,
 )
 from softequiv.certify.weight import digest, gathered
-from softequiv.errors import GroupError, SoftEquivError
+from softequiv.errors import GroupError, SoftEquivError, checked_amount, checked_number
 from softequiv.groups import Group, parse_group
 from softequiv.groups.angles import range_of
 from softequiv.groups.parse import as_group
@@ -213,9 +213,9 @@ def certify_data(
     reach = range_of(within)
     reach = reach if reach is not None else own_range(model) if group == own else math.inf
     group.reach(reach)
-    check_confidence(confidence)
-    if clip is not None and not (isinstance(clip, (int, float)) and 0 < clip < math.inf):
-        raise SoftEquivError(f"clip is the largest value that counts, a positive number; got {clip!r}")
+    confidence = checked_confidence(confidence)
+    if clip is not None:
+        clip = checked_amount(clip, "clip, the largest value that counts,", positive=True)
     if not isinstance(batch_size, int) or batch_size < 1:
         raise SoftEquivError(f"batch_size must be a whole number of at least 1; got {batch_size!r}")
     generator = torch.Generator().manual_seed(seed)
@@ -273,7 +273,7 @@ def proportion_upper(successes: int, trials: int, delta: float) -> float:
     """
     if not 0 <= successes <= trials or trials < 1:
         raise SoftEquivError(f"successes are some of at least one trial; got {successes} of {trials}")
-    check_confidence(1 - delta)
+    checked_confidence(1 - delta)
     if successes == trials:
         return 1.0
     counts = torch.arange(successes + 1, dtype=torch.float64)
@@ -303,7 +303,7 @@ def mean_upper(values: Tensor, delta: float) -> float:
     >>> mean_upper(torch.full((1000,), 0.25), 0.01) < 0.29
     True
     """
-    check_confidence(1 - delta)
+    checked_confidence(1 - delta)
     x = values.detach().double().cpu()
     if x.ndim != 1 or not len(x) or not bool(((x >= 0) & (x <= 1)).all()):
         raise SoftEquivError(
@@ -323,10 +323,12 @@ def mean_upper(values: Tensor, delta: float) -> float:
     return high
 
 
-def check_confidence(confidence: float) -> None:
-    """Raise a sentence unless a confidence lies between 0 and 1."""
-    if not isinstance(confidence, (int, float)) or not 0 < confidence < 1:
+def checked_confidence(confidence: float) -> float:
+    """A number between 0 and 1, as Python's own."""
+    number = float(checked_number(confidence, "confidence", SoftEquivError))
+    if not 0 < number < 1:
         raise SoftEquivError(f"confidence lies between 0 and 1, such as 0.99; got {confidence!r}")
+    return number
 
 
 def bounded(name: str, values: Tensor, delta: float, clip: float | None) -> BoundedFigure:

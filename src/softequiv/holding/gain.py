@@ -4,14 +4,14 @@ what they did at first; or they do not learn at all, or by low-rank updates only
 
 from __future__ import annotations
 
-import fnmatch
 from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
 
 from softequiv.adapt.find import CONVOLUTIONS
-from softequiv.errors import SoftEquivError
+from softequiv.adapt.plan import matching
+from softequiv.errors import SoftEquivError, WeightError, checked_amount
 from softequiv.nn import soft_weights
 from softequiv.nn.weight import replace_stored
 
@@ -19,6 +19,7 @@ LAYERS = (nn.Linear, *CONVOLUTIONS)
 NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
 SQUARINGS = 6  # of a Gram matrix: its 64th power, of which the largest singular value is all but alone
 TINY = 1e-30
+LIMITED = "weight of a linear or convolution layer without soft weights"
 
 
 def untouched(model: nn.Module) -> list[str]:
@@ -54,7 +55,7 @@ def freeze_rest(model: nn.Module, learn: Iterable[str] = ()) -> list[str]:
     if not soft:
         raise SoftEquivError("this model has no soft weights that could go on learning; call soften first")
     named = dict(model.named_parameters())
-    chosen = _named(named, learn)
+    chosen = matching(named, learn, kind="parameter of this model")
     modules = [module for module in model.modules() if next(module.parameters(recurse=False), None) is not None]
     kept = [module for module in modules if isinstance(module, NORMS) or type(module).__name__.endswith("Norm")]
     open_ = soft | {id(weight) for module in (*kept, modules[-1]) for weight in module.parameters()}
@@ -123,7 +124,8 @@ def limit_gain(
     few per cent and never below it: ||W||_op <= limit after every call, to rounding. A convolution's own norm is at
     most sqrt(kernel entries) times its matrix's. Biases and norms' scales are free. A call makes the Gram matrix of
     each weight and squares it six times: with n = min(out, in * kernel), as many products as a forward pass of n rows
-    and 6 n^3. `only` and `skip` are names or patterns of weights.
+    and 6 n^3. `only` and `skip` are names or patterns of weights; a weight that is 0 everywhere or not a parameter, as
+    under weight_norm, cannot be limited and must be left out.
 
     Give it to `fit` as `after_step=[limit]`, or call it after `optimizer.step()`; an optimiser calls it itself after
     `optimizer.register_step_post_hook(lambda *_: limit())`.
@@ -136,15 +138,30 @@ def limit_gain(
     >>> torch.allclose(torch.linalg.matrix_norm(net[0].weight, 2), before, rtol=1e-3)
     True
     """
-    if not (isinstance(bound, (int, float)) and 0 < bound < float("inf")):
-        raise SoftEquivError(f"the bound is a finite factor above 0 of what a layer's norm is now; got {bound!r}")
+    factor = float(
+        checked_amount(bound, "the bound on layers' norms, as a factor of what they are now,", positive=True)
+    )
     found = {f"{name}.weight".lstrip("."): layer.weight for name, layer in _free_layers(model).items()}
-    weights = {name: weight for name, weight in found.items() if isinstance(weight, nn.Parameter)}
-    chosen = _named(weights, only) if only is not None else set(weights)
-    chosen -= _named(weights, skip)
+    chosen = matching(found, only, kind=LIMITED) if only is not None else set(found)
+    chosen -= matching(found, skip, kind=LIMITED)
     if not chosen:
         raise SoftEquivError(f"{type(model).__name__} has no linear or convolution layer left to limit")
-    return GainLimit({name: weight for name, weight in weights.items() if name in chosen}, float(bound))
+    return GainLimit({name: _scalable(name, weight) for name, weight in found.items() if name in chosen}, factor)
+
+
+def _scalable(name: str, weight: object) -> nn.Parameter:
+    """A weight that has a norm and can be scaled back, or a sentence that says why not."""
+    if not isinstance(weight, nn.Parameter):
+        raise WeightError(
+            f"{name} is no parameter but made of others, as by weight_norm, and cannot be scaled back; remove the "
+            f"parametrisation first, or leave the layer out with skip=[{name!r}]"
+        )
+    if not _matrix(weight).any():
+        raise WeightError(
+            f"{name} is 0 everywhere, and a multiple of that would keep it there for good; leave the layer out with "
+            f"skip=[{name!r}], or limit it once it has learnt something"
+        )
+    return weight
 
 
 def _free_layers(model: nn.Module) -> dict[str, nn.Module]:
@@ -153,17 +170,6 @@ def _free_layers(model: nn.Module) -> dict[str, nn.Module]:
     return {
         name: module for name, module in model.named_modules() if isinstance(module, LAYERS) and id(module) not in soft
     }
-
-
-def _named(names: Iterable[str], patterns: Iterable[str]) -> set[str]:
-    """The names that any pattern matches; each must match one."""
-    names, out = list(names), set()
-    for pattern in patterns:
-        hits = fnmatch.filter(names, pattern)
-        if not hits:
-            raise SoftEquivError(f"{pattern!r} names none of the weights {', '.join(names[:3])}, ...; correct it")
-        out.update(hits)
-    return out
 
 
 def _matrix(weight: Tensor) -> Tensor:

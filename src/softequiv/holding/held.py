@@ -13,7 +13,7 @@ from torch import Tensor, distributed, nn
 from softequiv.actions import Acts, Moves, Still
 from softequiv.asking.answers import tensor_of
 from softequiv.baselines.penalty import Divergence, Penalised
-from softequiv.errors import SoftEquivError, check_amount
+from softequiv.errors import SoftEquivError, checked_amount, checked_number
 
 MEMORY = 0.9  # of the running error, per measurement
 STEEPEST = 1.0  # an error of twice the target or more raises the price no faster: it has a long way to fall back
@@ -33,6 +33,7 @@ class HeldByMeasurement:
     the model beside the batch: 1 + share forward passes. Less than all of it is cheaper and costs accuracy. A little at
     every step holds better than much at some, as clipping of gradients and Adam both cut a rare large term down.
 
+    `outputs` says how answers move: not at all by default, as class scores; `Pictures()` for maps, as in segmentation.
     `targets` says how what is to be learnt moves: `Still()` for classes. With it the loss is taken on the moved samples
     too, which are there anyway: augmentation and a held target in one, with upright samples as the measure of both.
 
@@ -64,11 +65,12 @@ class HeldByMeasurement:
         targets: Acts | None = None,
     ) -> None:
         nothing = "; for an error of 0, constrain the weights (softness=0)"
-        check_amount("the target", target, positive=True, remedy=nothing)
-        check_amount("the rate", rate, positive=True)
-        if not 0 < share <= 1:
+        self.moves = moves
+        self.target = float(checked_amount(target, "the target", positive=True, remedy=nothing))
+        self.rate = checked_amount(rate, "the rate", positive=True)
+        self.share = float(checked_number(share, "share", SoftEquivError))
+        if not 0 < self.share <= 1:
             raise SoftEquivError(f"share is the part of a batch that is measured, above 0 and up to 1; got {share!r}")
-        self.moves, self.target, self.share, self.rate = moves, float(target), float(share), rate
         self._measured = Penalised(moves, 1.0, Still() if outputs is None else outputs, divergence)
         self._targets = None if targets is None else moves.on(targets)
         self.level, self.error, self.calls = 0.0, math.nan, 0

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from softequiv.actions import Acts, Pictures
 from softequiv.asking.answers import tensor_of
-from softequiv.errors import SoftEquivError
+from softequiv.errors import SoftEquivError, checked_number
 from softequiv.groups import Group
 from softequiv.holding.orbit import OrbitMean
 
@@ -43,9 +43,9 @@ class Mixture(nn.Module):
 
     def __init__(self, strict: nn.Module, free: nn.Module, eps: float, trunk: nn.Module | None = None) -> None:
         super().__init__()
-        if not (isinstance(eps, (int, float)) and 0 <= eps <= 1):
+        self.strict, self.free, self.eps = strict, free, float(checked_number(eps, "eps", SoftEquivError))
+        if not 0 <= self.eps <= 1:
             raise SoftEquivError(f"eps is the share of the free part, from 0 to 1; got {eps!r}")
-        self.strict, self.free, self.eps = strict, free, float(eps)
         self.trunk = nn.Identity() if trunk is None else trunk
 
     @classmethod
@@ -53,7 +53,8 @@ class Mixture(nn.Module):
         """A dial of any classifier: eps of its answer, the rest averaged over a finite group, `OrbitMean`.
 
         Under quarter turns of pictures (`group` "C4", how `acts` moves them unless you say otherwise) the answer then
-        changes by exactly eps of what the model's does.
+        changes by exactly eps of what the model's does. It costs as many forward passes as the group has elements, as
+        the model's own answer is one of those averaged, and two in training mode.
 
         >>> dial = Mixture.over_orbit(nn.Sequential(nn.Flatten(), nn.Linear(16, 3)), "C4", eps=0.1).eval()
         >>> dial.bound()
@@ -62,8 +63,7 @@ class Mixture(nn.Module):
         return cls(OrbitMean(model, group, Pictures() if acts is None else acts), model, eps)
 
     def forward(self, x: Tensor) -> Tensor:
-        features = self.trunk(x)
-        strict, free = (tensor_of(part(features)) for part in (self.strict, self.free))
+        strict, free = self._answers(self.trunk(x))
         if strict.shape != free.shape:
             raise SoftEquivError(
                 f"both parts must answer alike; the strict one gave {tuple(strict.shape)} and the free one "
@@ -74,14 +74,29 @@ class Mixture(nn.Module):
         kept, let = (torch.log_softmax(part, 1) for part in (strict, free))
         return torch.logaddexp(math.log1p(-self.eps) + kept, math.log(self.eps) + let)
 
-    def bound(self, tv_strict: float = 0.0) -> float:
-        """eps + (1 - eps) tv_strict: the most that an answer can change, in total variation.
+    def _answers(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        """Those of the strict part and of the free one."""
+        strict = self.strict
+        if isinstance(strict, OrbitMean) and strict.model is self.free and not strict.training:
+            return strict.mean_and_own(features)
+        return tensor_of(strict(features)), tensor_of(self.free(features))
 
-        `tv_strict` bounds that of the strict part, and is 0 where it is exactly invariant.
+    def bound(self, tv_strict: float | None = None) -> float:
+        """eps + (1 - eps) tv_strict: the most that an answer in eval mode can change, in total variation.
+
+        `tv_strict` bounds that of the strict part. Without it the strict part is taken to be exactly invariant, which
+        is refused for an `OrbitMean` over turns that resample: their orbits are not closed.
         """
-        if not 0 <= tv_strict <= 1:
+        if tv_strict is None and isinstance(self.strict, OrbitMean) and not self.strict.exact:
+            raise SoftEquivError(
+                f"pictures turned by {self.strict.moves.group} are read between pixels, so that the mean over an orbit "
+                "is only nearly invariant and eps bounds nothing; take C4 or D4, or say with bound(tv_strict) by how "
+                "much the mean can change"
+            )
+        tv = 0.0 if tv_strict is None else float(checked_number(tv_strict, "a total variation", SoftEquivError))
+        if not 0 <= tv <= 1:
             raise SoftEquivError(f"a total variation lies between 0 and 1; got {tv_strict!r}")
-        return self.eps + (1 - self.eps) * tv_strict
+        return self.eps + (1 - self.eps) * tv
 
     def extra_repr(self) -> str:
         return f"eps={self.eps:g}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, cast
@@ -11,9 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from softequiv.errors import SoftEquivError, WeightError
+from softequiv.adapt.plan import matching
+from softequiv.errors import SoftEquivError, WeightError, checked_amount
 from softequiv.groups.angles import range_of
 from softequiv.nn import SoftWeight, soft_weights
+from softequiv.nn.weight import HOOK_MARK
 from softequiv.spectrum import Spectrum, spectrum
 
 
@@ -45,7 +46,7 @@ def noisy(model: nn.Module, within: float | str, scale: float = 1.0, *, skip: It
 
     Errors and rms are taken of the current weight and the current batch, without gradients: nothing is remembered, and
     a training taken up again goes on with the same noise. It costs one more filter of each soft weight a step. Eval
-    mode is untouched, and so is a layer that is exactly equivariant.
+    mode is untouched, and so is a layer that is exactly equivariant. `bake` gives the model without noise.
 
     >>> import softequiv as se
     >>> net, x = se.soften(nn.Conv2d(1, 4, 3), "C4", softness=1.0), torch.randn(2, 1, 5, 5)
@@ -54,12 +55,13 @@ def noisy(model: nn.Module, within: float | str, scale: float = 1.0, *, skip: It
     (False, True)
     >>> handle.remove()
     """
-    if not (isinstance(scale, (int, float)) and 0 <= scale < float("inf")):
-        raise SoftEquivError(f"the scale of the noise is a finite number of at least 0; got {scale!r}")
-    reach, patterns = cast(float, range_of(within)), tuple(skip)
+    times = float(checked_amount(scale, "the scale of the noise"))
+    reach = cast(float, range_of(within))
+    found = {weight.name: weight for weight in soft_weights(model)}
+    left_out = matching(found, skip, kind="soft weight")
     weights: dict[nn.Module, list[SoftWeight]] = {}
-    for weight in soft_weights(model):
-        if any(fnmatch.fnmatch(weight.name, pattern) for pattern in patterns):
+    for name, weight in found.items():
+        if name in left_out:
             continue
         if weight.module is model and any(name != "parametrizations" for name, _ in model.named_children()):
             raise WeightError(
@@ -71,7 +73,7 @@ def noisy(model: nn.Module, within: float | str, scale: float = 1.0, *, skip: It
         raise WeightError("this model has no soft weights after which to add noise; call soften first, or skip fewer")
     return Noisy(
         tuple(
-            module.register_forward_hook(_Noise([_Residual(weight, reach) for weight in own], float(scale)))
+            module.register_forward_hook(_Noise([_Residual(weight, reach) for weight in own], times))
             for module, own in weights.items()
         )
     )
@@ -103,6 +105,7 @@ class _Noise:
 
     def __init__(self, residuals: Iterable[_Residual], scale: float) -> None:
         self.residuals, self.scale = list(residuals), scale
+        setattr(self, HOOK_MARK, True)
 
     def __call__(self, module: nn.Module, args: Any, output: Any) -> Any:
         if not module.training or self.scale == 0:

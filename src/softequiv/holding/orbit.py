@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from softequiv.actions import Acts, Moves
 from softequiv.asking import tensor_of
+from softequiv.asking.divergence import wide
 from softequiv.errors import GroupError, SoftEquivError
 from softequiv.groups import Group
 from softequiv.groups.parse import as_group
@@ -17,9 +18,9 @@ from softequiv.groups.parse import as_group
 class OrbitMean(nn.Module):
     """log of 1/|H| sum_{h in H} softmax(F(h x)), for a finite group H and any classifier F: invariant under H.
 
-    Exactly so where every h permutes pixels, as quarter turns and flips do. In training mode each sample is moved by
-    one element of its own instead, one forward pass instead of |H|: the mean loss is then an upper bound of that of the
-    mean answer, since -log is convex.
+    Exactly so where every h permutes pixels, as quarter turns and flips do (`exact`). In training mode each sample is
+    moved by one element of its own instead, one forward pass instead of |H|: the mean loss is then an upper bound of
+    that of the mean answer, since -log is convex.
 
     As the strict part of a `Mixture` whose free part is F itself, it makes a dial of any trained model:
 
@@ -47,11 +48,18 @@ class OrbitMean(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if self.training:
             return self.scores(self.moves(x, self.moves.draw(len(x))))
-        every = (self.scores(self.moves.acts(x, h)) for h in self.moves.elements)
-        wide = (scores if scores.dtype == torch.float64 else scores.float() for scores in every)
-        return torch.logsumexp(torch.stack([torch.log_softmax(scores, 1) for scores in wide]), 0) - math.log(
-            len(self.moves)
-        )
+        return self.mean_and_own(x)[0]
+
+    def mean_and_own(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The mean as in eval mode, and F(x), which is one of those that it is made of: |H| forward passes for both."""
+        own, *moved = (self.scores(self.moves.acts(x, h)) for h in self.moves.elements)  # the identity comes first
+        each = torch.stack([torch.log_softmax(wide(scores), 1) for scores in (own, *moved)])
+        return torch.logsumexp(each, 0) - math.log(len(each)), own
+
+    @property
+    def exact(self) -> bool:
+        """Whether the mean is invariant to rounding: no element resamples, so that they take an orbit to itself."""
+        return self.moves.acts.exact(self.moves.group)
 
     def scores(self, x: Tensor) -> Tensor:
         """F(x), (N, K)."""

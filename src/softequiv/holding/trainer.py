@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from softequiv.errors import SoftEquivError
 from softequiv.holding.held import HeldByMeasurement
 
 PLACE = "softequiv.held"  # in the TrainerState, which every checkpoint of a Trainer has
+IGNORED = -100  # a label that transformers does not count
 
 
 def HeldCallback(held: HeldByMeasurement) -> Any:
@@ -19,7 +21,8 @@ def HeldCallback(held: HeldByMeasurement) -> Any:
     A callback cannot change `Trainer.compute_loss`. This one puts a forward hook on the model while it is trained:
     where a forward pass in training mode returns a loss, the term of `held` is added to it. The loss must therefore be
     the model's own, as it is where the data have labels and neither label smoothing nor `compute_loss_func` replaces
-    it; else the first step says so. Price and running error go into the Trainer's log, and the state into its
+    it; else the first step says so. Where gradients are accumulated, each batch is measured, and the terms are shared
+    out over the step as the losses are. Price and running error go into the Trainer's log, and the state into its
     checkpoints, from which `resume_from_checkpoint` takes it up.
 
     >>> from softequiv import C
@@ -38,6 +41,8 @@ def HeldCallback(held: HeldByMeasurement) -> Any:
             stored = state.stateful_callbacks.get(PLACE) if state.global_step else None
             if stored is not None:
                 held.load_state_dict({name: torch.tensor(value) for name, value in stored.items()})
+            if self.hook is not None:  # of a training that broke off
+                self.hook.remove()
             self.hook = of["model"].register_forward_hook(self.priced, with_kwargs=True)
             self.calls = held.calls
 
@@ -45,7 +50,7 @@ def HeldCallback(held: HeldByMeasurement) -> Any:
             # asked again without labels, for the error, the model returns no loss and the hook stops here
             if model.training and getattr(result, "loss", None) is not None:
                 x = args[0] if args else named[str(getattr(model, "main_input_name", "pixel_values"))]
-                result["loss"] = result.loss + held.term(model, x)
+                result["loss"] = result.loss + share_of_step(named) * held.term(model, x)
             return result
 
         def on_step_end(self, args: Any, state: Any, control: Any, **of: Any) -> None:
@@ -67,3 +72,15 @@ def HeldCallback(held: HeldByMeasurement) -> Any:
             self.hook.remove()
 
     return Holding()
+
+
+def share_of_step(named: Mapping[str, Any]) -> Any:
+    """Which part of a step's loss a batch is to carry itself, given what the Trainer passes to the model with it.
+
+    Where it passes the number of labels in all batches of the step, it adds up their losses; else it takes their mean.
+
+    >>> share_of_step({"labels": torch.tensor([4, 2, -100]), "num_items_in_batch": 8})
+    tensor(0.2500)
+    """
+    items = named.get("num_items_in_batch")
+    return 1 if items is None else (named["labels"] != IGNORED).sum() / items

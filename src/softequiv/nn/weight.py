@@ -27,6 +27,7 @@ from softequiv.spectrum.transforms import tf32_allowed
 Mode = Literal["parametrize", "project"]
 MARK = "_soft_weights"  # where a plain module remembers what `hold` must project
 ADAPTED = "base_layer"  # what PEFT calls the layer to which it adds
+HOOK_MARK = "goes_with_the_filters"  # true of forward hooks that a plain model does not have
 
 
 @dataclass(frozen=True)

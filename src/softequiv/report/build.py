@@ -17,7 +17,7 @@ from softequiv.actions import Pictures
 from softequiv.adapt.soften import set_softness, soften
 from softequiv.certify import Certificate, certify
 from softequiv.certify.certificate import group_of, versions
-from softequiv.certify.statistical import check_confidence, how_drawn
+from softequiv.certify.statistical import checked_confidence, how_drawn
 from softequiv.errors import SoftEquivError
 from softequiv.gains import LevelGain, softness
 from softequiv.groups import Group
@@ -155,7 +155,7 @@ def build(
         given = None
         stops, at = checked(model), partial(one_of, model, group)
     g = shown_element(group, within)
-    check_confidence(confidence)
+    confidence = checked_confidence(confidence)
     each = 1 - (1 - confidence) / (len(stops) + len(others))
     data = pictures if labels is None else (pictures, labels)
     trial = Trial(data, pictures, group, within, elements, batch_size, each)
