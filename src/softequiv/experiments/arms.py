@@ -25,6 +25,7 @@ from softequiv.spectrum import spectrum
 from softequiv.training.loop import Loss, Objective, plain
 
 TURNS = 18  # rotations of the paper's finite groups
+LONGER = "plain (twice as long)"  # trained on turned pictures: as many passes as a held target has
 SOFT, TARGET = 0.9, 0.05  # softness below a target on the whole network; the target of a mixture
 
 Grids = Mapping[str, tuple[int, ...]]
@@ -177,6 +178,7 @@ def mixture_held(model: nn.Module, dial: float, setting: Setting) -> Armed:
 
 ARMS: dict[str, Arm] = {
     "plain": free,
+    LONGER: free,
     "plain (any angle)": free_any_angle,
     "ours": ours,
     "ours (levels)": levels,

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from softequiv.baselines.augmentation import Augmented
-from softequiv.experiments.arms import Armed, Setting, armed, restore_variance
+from softequiv.experiments.arms import LONGER, Armed, Setting, armed, restore_variance
 from softequiv.experiments.base import Experiment, Scale, data_folder
 from softequiv.experiments.cells import Cell, Figures, Row, Settings
 from softequiv.experiments.compare import (
@@ -91,11 +91,17 @@ def cells(scale: Scale) -> list[Cell]:
             (SEEDS.get(arm, 5), {**base, "arm": arm, "dial": stop}) for arm, stops in STOPS.items() for stop in stops
         ]
         found += [(3, {**base, "turned": True, "arm": arm, "dial": stop}) for arm, stop in TURNED]
+        found += [(3, longer(base))]
     for labels, epochs in FEW_LABELS.items():
         base = {"symmetry": "rotation", "turned": False, "labels": labels, "epochs": epochs, "tested": None}
         found += [(3, {**base, "arm": arm, "dial": stop}) for arm, stop in FEW]
-        found += [(3, {**base, "turned": True, "arm": "plain", "dial": 1.0})]
+        found += [(3, {**base, "turned": True, "arm": "plain", "dial": 1.0}), (3, longer(base))]
     return [Cell("T1", {**settings, "seed": seed}) for seeds, settings in found for seed in range(seeds)]
+
+
+def longer(base: Settings) -> dict[str, Any]:
+    """Settings of augmentation with as many passes as arms have that ask the model twice a step."""
+    return {**base, "turned": True, "epochs": 2 * base["epochs"], "arm": LONGER, "dial": 1.0}
 
 
 @lru_cache(maxsize=1)
