@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -65,18 +66,24 @@ def stops_of(found: Curves, arms: Sequence[str]) -> list[Stop]:
     return [stop for arm in arms for stop in found.get(arm, [])]
 
 
-def one_of_ours(found: Curves, arms: Sequence[str]) -> tuple[str, str]:
-    """Those of the arms that are there, as a claim has them, the same on every page, and what its evidence must add.
+def one_of_ours(found: Curves, arms: Sequence[str], what: str = "") -> tuple[str, str]:
+    """Those of the arms that are there, as a claim has them, the same on every page, and what its evidence must add;
+    `what` says which of our dials they are.
 
-    >>> one_of_ours({"a": [], "b": [], "c": []}, ["a", "b", "d"])
-    ('one of our dials', 'a or b: ')
+    >>> one_of_ours({"a": [], "b": [], "c": []}, ["a", "b", "d"], "of the network")
+    ('one of our dials of the network', 'a or b: ')
     >>> one_of_ours({"a": [], "b": []}, ["b", "d"])
     ('b', '')
     """
     there = [arm for arm in arms if arm in found]
     if len(there) == 1:
         return there[0], ""
-    return "one of our dials", f"{', '.join(there[:-1])} or {there[-1]}: "
+    return f"one of our dials {what}".rstrip(), f"{', '.join(there[:-1])} or {there[-1]}: "
+
+
+def apart(less: Spread, more: Spread) -> bool:
+    """Whether one figure is below another by more than both standard deviations; of one seed nothing is known."""
+    return less.mean + less.std < more.mean - more.std
 
 
 def if_of_one_seed(stops: Sequence[Stop]) -> str:
@@ -84,30 +91,29 @@ def if_of_one_seed(stops: Sequence[Stop]) -> str:
     return " (one seed)" if any(min(stop.gain.count, stop.error.count) == 1 for stop in stops) else ""
 
 
-def better_at_equal_gain(found: Curves, arms: Sequence[str], other: str) -> Claim:
+def better_at_equal_gain(found: Curves, arms: Sequence[str], other: str, what: str = "") -> Claim:
     """Whether for every stop of the other dial one of ours gains as much at a lower error."""
     ours, theirs = stops_of(found, arms), found[other]
     pairs = [(best, stop) for stop in theirs if (best := answers(ours, stop)) is not None]
-    ratios = sorted(best.error.mean / stop.error.mean for best, stop in pairs if stop.error.mean > 0)
+    ratios = [best.error.mean / stop.error.mean for best, stop in pairs if stop.error.mean > 0]
     wins = sum(best.error.mean <= stop.error.mean for best, stop in pairs)
-    clear = sum(
-        best.error.mean + best.error.std < stop.error.mean - stop.error.std for best, stop in pairs
-    )  # never where there was one seed
-    middle = ratios[len(ratios) // 2] if ratios else math.nan
-    who, told = one_of_ours(found, arms)
+    clear = sum(apart(best.error, stop.error) for best, stop in pairs)
+    who, told = one_of_ours(found, arms, what)
+    middle = f"; median ratio of the errors {statistics.median(ratios):.2f}" if ratios else ""
+    unreached = f"; {len(theirs) - len(pairs)} have more accuracy than any of ours" if len(pairs) < len(theirs) else ""
     return Claim(
         f"at a combined accuracy equal within one standard deviation, {who} has a lower error than {other}",
         wins == len(theirs),
-        f"{told}at {wins} of {len(theirs)} stops of {other} ({clear} beyond one standard deviation of both errors); "
-        f"median ratio of the errors {middle:.2f}{if_of_one_seed([stop for pair in pairs for stop in pair])}",
+        f"{told}at {wins} of {len(theirs)} stops of {other} ({clear} beyond one standard deviation of both errors)"
+        f"{unreached}{middle}{if_of_one_seed([stop for pair in pairs for stop in pair])}",
     )
 
 
-def at_least_as_good(found: Curves, arms: Sequence[str], base: str = "plain") -> Claim:
+def at_least_as_good(found: Curves, arms: Sequence[str], what: str = "", base: str = "plain") -> Claim:
     """Whether the best stop of our dials gains at least as much as the model without one."""
     best = max(stops_of(found, arms), key=lambda stop: stop.gain.mean)
     free = found[base][0]
-    who, told = one_of_ours(found, arms)
+    who, told = one_of_ours(found, arms, what)
     return Claim(
         f"at its best, {who} has at least the combined accuracy of {base}",
         best.gain.mean >= free.gain.mean,
@@ -116,7 +122,7 @@ def at_least_as_good(found: Curves, arms: Sequence[str], base: str = "plain") ->
     )
 
 
-def beats(found: Curves, arm: str, base: Stop) -> Claim:
+def beats(found: Curves, arm: str, base: Stop, rival: str = "augmentation") -> Claim:
     """Whether a stop has a lower error than augmentation at its accuracy, or more accuracy at its error, clearly.
 
     Equal means within one standard deviation of augmentation's figure over seeds; lower and more, beyond the sum of
@@ -139,20 +145,23 @@ def beats(found: Curves, arm: str, base: Stop) -> Claim:
     if higher and not lower:
         shown = max(higher, key=lambda stop: stop.gain.mean)
     return Claim(
-        f"{arm} beats augmentation",
+        f"{arm} beats {rival}",
         bool(lower or higher),
-        f"at {shown.dial:g}: combined accuracy {shown.gain.told(100, 2)}, error {shown.error.told(1, 3)}; augmentation "
+        f"at {shown.dial:g}: combined accuracy {shown.gain.told(100, 2)}, error {shown.error.told(1, 3)}; {rival} "
         f"{base.gain.told(100, 2)}, {base.error.told(1, 3)}{if_of_one_seed([shown, base])}",
     )
 
 
 def moves_the_error(found: Curves, arm: str) -> Claim:
-    """Whether turning the dial up never lowers the error: Spearman's rank correlation over its stops."""
+    """Whether turning the dial up never lowers the error, by Spearman's rank correlation over its stops, and moves it
+    at all: its ends are further apart than their spreads.
+    """
     stops = found[arm]
     rank = spearman([stop.dial for stop in stops], [stop.error.mean for stop in stops])
+    low, high = stops[0].error, stops[-1].error
     return Claim(
         f"the dial of {arm} moves the network's error monotonically",
-        rank > 0.99,
+        rank > 0.99 and low.mean + known(low.std) < high.mean - known(high.std),
         f"rank correlation {rank:.2f} over {len(stops)} stops, from {stops[0].error.mean:.3g} to "
         f"{stops[-1].error.mean:.3g}{if_of_one_seed(stops)}",
     )

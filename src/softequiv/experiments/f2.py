@@ -15,12 +15,14 @@ from softequiv.experiments.compare import (
     curves,
     known,
     moves_the_error,
+    stops_of,
     style,
     trade_off,
 )
+from softequiv.experiments.finetune import KINDS, OF_THE_NETWORK
 from softequiv.experiments.pages import Figure, Page
 
-DIALLED = ("ours", "paper", "RPP", *t1.HELD)  # whose dials run from 0 to 1
+DIALLED = ("ours", "paper", "RPP", *OF_THE_NETWORK)  # whose dials run from 0 to 1
 LEAST = 0.01  # stops crowd near 0: from here on an axis of dials is logarithmic
 
 
@@ -39,7 +41,12 @@ def page(rows: Sequence[Row], scale: Scale) -> Page:
         replace(claim, text=f"{symmetry}: {claim.text}")
         for symmetry, found in panels.items()
         for claim in (
-            *(better_at_equal_gain(found, (*t1.OURS, *t1.HELD), other) for other in ("RPP", "paper") if other in found),
+            *(
+                better_at_equal_gain(found, arms, other, what)
+                for other in ("RPP", "paper")
+                for what, arms in KINDS.items()
+                if other in found and stops_of(found, arms)
+            ),
             moves_the_error(found, "ours"),
         )
     ]

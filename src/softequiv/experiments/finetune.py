@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from softequiv.actions import Moves
 from softequiv.baselines.canonical import Canonical, prior_loss
 from softequiv.baselines.group_cnn import free_parameters
-from softequiv.experiments.arms import Armed, kept
+from softequiv.experiments.arms import LONGER, Armed, kept
 from softequiv.experiments.cells import Cell, Figures, Row, Settings
 from softequiv.experiments.compare import (
     COLOURS,
@@ -31,7 +31,10 @@ from softequiv.training.loop import Loss, Transform
 AnyTask = TypeVar("AnyTask", bound=Task)
 Shown = Mapping[str, tuple[str, float, int]]  # a column: the figure, what it is multiplied by, and digits
 
-OURS = ("ours", "ours (target)", "held + labels", "mixture")  # dials of the weights, and of the network
+OF_WEIGHTS = ("ours", "ours (levels)", "ours (target)")
+OF_THE_NETWORK = ("held", "held + labels", "mixture")  # which turn samples themselves in training
+OURS = (*OF_WEIGHTS, *OF_THE_NETWORK)
+KINDS = {"of weights": OF_WEIGHTS, "of the network": OF_THE_NETWORK}
 SCORER_STEPS, SCORER_BATCH, SCORER_RATE = 400, 250, 1e-3
 SCORER_PASSES = 4  # over the pictures, at most, for each epoch of the training that follows
 DIALS = (
@@ -127,6 +130,11 @@ def orientation_alone(model: nn.Module, x: Tensor, y: Tensor, loss: Loss, genera
     return prior_loss(canonical.scores(canonical.turns(x, turned)), turned)
 
 
+def longer(settings: Settings) -> dict[str, Any]:
+    """Settings of augmentation with as many passes as arms have that ask the model twice a step."""
+    return {**settings, "turned": True, "epochs": 2 * settings["epochs"], "arm": LONGER, "dial": 1.0}
+
+
 def seeded(experiment: str, found: Sequence[Mapping[str, Any]], seeds: Sequence[int]) -> list[Cell]:
     """Cells of all settings with the first seed, then with the next: a run that ends early has all arms."""
     return [Cell(experiment, {**settings, "seed": seed}) for seed in seeds for settings in found]
@@ -192,12 +200,17 @@ def tables(rows: Sequence[Row], shown: Shown, data: str = "") -> list[Table]:
 
 
 def claims_of(name: str, found: Curves) -> list[Claim]:
-    """What was to be shown of one set of curves, as far as its arms are there."""
-    mine = [arm for arm in OURS if arm in found]
-    claims = [better_at_equal_gain(found, mine, other) for other in found if mine and other not in ("plain", *OURS)]
-    if mine and "plain" in found:
-        claims.append(at_least_as_good(found, mine))
-    claims += [moves_the_error(found, arm) for arm in mine if len(found[arm]) > 1]
+    """What was to be shown of one set of curves, as far as its arms are there.
+
+    Dials of the network turn samples in training and ask the model twice, so that they are told apart from those of
+    weights.
+    """
+    kinds = {what: there for what, arms in KINDS.items() if (there := [arm for arm in arms if arm in found])}
+    rivals = [arm for arm in found if arm != "plain" and not arm.startswith("plain (") and arm not in OURS]
+    claims = [better_at_equal_gain(found, arms, other, what) for other in rivals for what, arms in kinds.items()]
+    if "plain" in found:
+        claims += [at_least_as_good(found, arms, what) for what, arms in kinds.items()]
+    claims += [moves_the_error(found, arm) for arms in kinds.values() for arm in arms if len(found[arm]) > 1]
     return [replace(claim, text=f"{name}: {claim.text}") for claim in claims]
 
 
@@ -207,13 +220,15 @@ def beside_paper(
     shown: Shown,
     score: str,
     paper: Mapping[str, Mapping[str, Sequence[str]]],
+    chosen_on: str = "the validation pictures",
 ) -> Table:
-    """Arms that the paper has too, ours at the stop that validation prefers, with the paper's figures in columns of
-    their own; `paper` is backbone -> row -> figures under `names`."""
+    """Arms that the paper has too, ours at the stop that has the best score on the pictures to choose on, with the
+    paper's figures in columns of their own; `paper` is backbone -> row -> figures under `names`."""
     asked = {
         "Base": ("plain",),
         "Canon.": ("canonical",),
-        "Ours": OURS,
+        "Ours": OF_WEIGHTS,
+        "Ours, of the network": OF_THE_NETWORK,
         "its construction, here": ("paper", "paper (smooth)"),
     }
     lines = []
@@ -232,9 +247,7 @@ def beside_paper(
             theirs = paper.get(backbone, {}).get(title, ["–"] * len(names))
             lines.append([backbone, f"{title} ({arm} {dial:g})", *figures, *theirs])
     header = ["backbone", "arm and stop", *shown, *(f"the paper's {name}" for name in names)]
-    return Table(
-        f"## Beside the paper\n\nStops are those of the best {score} on the validation pictures.", header, lines
-    )
+    return Table(f"## Beside the paper\n\nStops are those of the best {score} on {chosen_on}.", header, lines)
 
 
 def score_against_softness(name: str, rows: Sequence[Row], figure: str, label: str) -> Figure:

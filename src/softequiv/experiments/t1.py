@@ -15,7 +15,8 @@ import torch
 from torch import nn
 
 from softequiv.baselines.augmentation import Augmented
-from softequiv.experiments.arms import LONGER, Armed, Setting, armed, restore_variance
+from softequiv.experiments.arms import Armed, Setting, armed, restore_variance
+from softequiv.experiments.augmentation import RIVALS
 from softequiv.experiments.base import Experiment, Scale, data_folder
 from softequiv.experiments.cells import Cell, Figures, Row, Settings
 from softequiv.experiments.compare import (
@@ -24,9 +25,10 @@ from softequiv.experiments.compare import (
     better_at_equal_gain,
     curves,
     moves_the_error,
+    stops_of,
     trade_off,
 )
-from softequiv.experiments.finetune import trained_and_judged
+from softequiv.experiments.finetune import KINDS, OURS, longer, trained_and_judged
 from softequiv.experiments.judged import TESTED, TRAINED, judged, quarters, turns
 from softequiv.experiments.pages import Claim, Page, Table, spread_over_seeds
 from softequiv.groups import SO, O, degrees
@@ -53,10 +55,8 @@ STOPS: dict[str, tuple[float, ...]] = {
 }
 SEEDS = {"penalty": 3, "held": 3, "held + labels": 3, "mixture": 3}  # of the others 5
 SYMMETRIES = ("rotation", "roto-reflection")
-OURS = ("ours", "ours (levels)", "ours (target)")
 OTHERS = ("paper", "paper (smooth)", "RPP", "penalty")
-HELD = ("held", "held + labels", "mixture")  # dials of the whole network
-DIALLED = (*OURS, "paper", "paper (smooth)", "RPP", *HELD)  # a penalty is a strength: more of it is less error
+DIALLED = (*OURS, "paper", "paper (smooth)", "RPP")  # a penalty is a strength: more of it is less error
 TURNED = [
     ("plain", 1.0),
     *(("ours", stop) for stop in (0.025, 0.05, 0.1, 0.35)),
@@ -97,11 +97,6 @@ def cells(scale: Scale) -> list[Cell]:
         found += [(3, {**base, "arm": arm, "dial": stop}) for arm, stop in FEW]
         found += [(3, {**base, "turned": True, "arm": "plain", "dial": 1.0}), (3, longer(base))]
     return [Cell("T1", {**settings, "seed": seed}) for seeds, settings in found for seed in range(seeds)]
-
-
-def longer(base: Settings) -> dict[str, Any]:
-    """Settings of augmentation with as many passes as arms have that ask the model twice a step."""
-    return {**base, "turned": True, "epochs": 2 * base["epochs"], "arm": LONGER, "dial": 1.0}
 
 
 @lru_cache(maxsize=1)
@@ -159,9 +154,14 @@ def page(rows: Sequence[Row], scale: Scale) -> Page:
         replace(claim, text=f"{symmetry}: {claim.text}")
         for symmetry, found in panels.items()
         for claim in (
-            *(better_at_equal_gain(found, (*OURS, *HELD), other) for other in OTHERS if other in found),
-            at_least_as_good(found, (*OURS, *HELD)),
-            *(moves_the_error(found, arm) for arm in DIALLED if arm in found),
+            *(
+                better_at_equal_gain(found, arms, other, what)
+                for other in OTHERS
+                for what, arms in KINDS.items()
+                if other in found and stops_of(found, arms)
+            ),
+            *(at_least_as_good(found, arms, what) for what, arms in KINDS.items() if stops_of(found, arms)),
+            *(moves_the_error(found, arm) for arm in DIALLED if len(found.get(arm, ())) > 1),
         )
     ]
     claims += against_augmentation(rows)
@@ -208,15 +208,16 @@ def against_augmentation(rows: Sequence[Row]) -> list[Claim]:
     for symmetry in dict.fromkeys(row["symmetry"] for row in rows):
         for labels in sorted({row["labels"] for row in rows}, reverse=True):
             mine = [row for row in rows if (row["symmetry"], row["labels"]) == (symmetry, labels)]
-            turned = [row for row in mine if row["turned"] and row["arm"] == "plain"]
-            if not turned:
-                continue
-            base = curves(turned, GAIN, ERROR)["plain"][0]
             found = curves([row for row in mine if not row["turned"]], GAIN, ERROR)
+            turned = curves([row for row in mine if row["turned"]], GAIN, ERROR)
             claims += [
                 replace(claim, text=f"{symmetry}, {100 * labels:g} % of the labels: {claim.text}")
+                for rival, (base, *_) in RIVALS.items()
+                if base in turned
                 for claim in (
-                    beats(found, arm, base) for arm in ("ours", "penalty", "held", "held + labels") if arm in found
+                    beats(found, arm, turned[base][0], rival)
+                    for arm in ("ours", "penalty", "held", "held + labels")
+                    if arm in found
                 )
             ]
     return claims

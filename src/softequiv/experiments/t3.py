@@ -27,6 +27,7 @@ from softequiv.experiments.finetune import (
     DIALS,
     beside_paper,
     claims_of,
+    longer,
     of,
     seeded,
     shortened,
@@ -51,7 +52,7 @@ STAND_IN = "resnet50-imagenet"
 STOPS: dict[str, tuple[float, ...]] = {
     "plain": (1.0,),
     "ours": (0.7, 0.9, 0.95),
-    "ours (target)": (0.6, 0.9),
+    "ours (target)": (0.6,),  # an error of .9 is that of ResNet-50 as it is
     "paper": (0.9,),
     "canonical": (100.0,),
     "penalty": (1.0,),
@@ -112,12 +113,12 @@ def cells(scale: Scale) -> list[Cell]:
 
 
 def settings_of(backbone: str, epochs: int, trained: Sequence[bool]) -> list[dict[str, Any]]:
-    """Every stop of every arm of a backbone, by whether turns are trained on."""
+    """Every stop of every arm of a backbone, by whether turns are trained on, and augmentation for twice as long."""
+    base = {"backbone": backbone, "epochs": epochs}
+    stops = [(arm, dial) for arm, dials in STOPS.items() for dial in dials]
     return [
-        {"backbone": backbone, "turned": turned, "epochs": epochs, "arm": arm, "dial": dial}
-        for turned in trained
-        for arm, dials in STOPS.items()
-        for dial in dials
+        *({**base, "turned": turned, "arm": arm, "dial": dial} for turned in trained for arm, dial in stops),
+        longer(base),
     ]
 
 
@@ -217,6 +218,7 @@ def page(rows: Sequence[Row], scale: Scale) -> Page:
     }
     with_turns = ways["trained with turns"]
     first = next((row for row in rows if row["epochs"]), rows[0])
+    chosen_on = "the validation pictures" if scale == "full" else "the training pictures, as there are no others"
     paper = {name: paper_row(name) for name in PAPER_ROWS} | {STAND_IN: paper_row("microsoft/resnet-50")}
     return Page(
         "T3. ImageNet",
@@ -234,7 +236,7 @@ def page(rows: Sequence[Row], scale: Scale) -> Page:
             *against_augmentation(rows, str(RANGE)),
         ],
         [
-            *([beside_paper(with_turns, PAPER_NAMES, SHOWN, "cAcc", paper)] if with_turns else []),
+            *([beside_paper(with_turns, PAPER_NAMES, SHOWN, "cAcc", paper, chosen_on)] if with_turns else []),
             beaten(rows, JUDGED),
             *tables(rows, SHOWN | BEYOND),
         ],
