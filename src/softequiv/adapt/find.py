@@ -196,11 +196,28 @@ def rotary(model: nn.Module, name: str, setting: Setting) -> Iterator[Finding]:
         )
 
 
+def coordinate_biases(model: nn.Module, name: str, setting: Setting) -> Iterator[Finding]:
+    """Swin V2's biases of attention, which a small network makes from displacements."""
+    if name.rpartition(".")[2] in ("continuous_position_bias_mlp", "cpb_mlp"):
+        for attribute, weight in model.get_submodule(name).named_parameters():
+            if weight.ndim > 1:
+                yield Skipped(
+                    f"{name}.{attribute}",
+                    "makes the biases of attention from coordinates, which the group moves, and is not filtered; "
+                    "attention still tells directions apart",
+                )
+
+
 def patch_merging(model: nn.Module, name: str, setting: Setting) -> Iterator[Finding]:
-    """Swin's steps between stages: a norm and a linear map on the channels of 2 x 2 neighbours, one after another."""
+    """Swin's steps between stages: a linear map on the channels of 2 x 2 neighbours, one after another, with a norm
+    before it (V1: 4 C channels) or behind it (V2: 2 C).
+    """
     module = model.get_submodule(name)
     norm, linear = getattr(module, "norm", None), getattr(module, "reduction", None)
-    if isinstance(norm, nn.LayerNorm) and isinstance(linear, nn.Linear) and linear.in_features == norm.weight.numel():
+    if not isinstance(norm, nn.LayerNorm) or not isinstance(linear, nn.Linear):
+        return
+    halved, normed = linear.in_features == 2 * linear.out_features, norm.weight.numel()
+    if normed == linear.in_features or (halved and normed == linear.out_features):
         yield Skipped(
             f"{name}.reduction.weight",
             "merges 2 x 2 neighbours and is not filtered; the model tells directions apart here",
@@ -221,4 +238,12 @@ def flattened(model: nn.Module, name: str, setting: Setting) -> Iterator[Finding
     yield on_grid(name, "weight", "flattened grid", setting.kernels, sizes[1:], Layout(axis=1, channels=sizes[0]))
 
 
-FINDERS: tuple[Finder, ...] = (convolutions, positions, relative_biases, rotary, patch_merging, flattened)
+FINDERS: tuple[Finder, ...] = (
+    convolutions,
+    positions,
+    relative_biases,
+    rotary,
+    coordinate_biases,
+    patch_merging,
+    flattened,
+)

@@ -234,7 +234,9 @@ def plan(
         if finding.name not in parameters:
             raise SoftEquivError(f"{finding.name} is parametrised already; remove or merge that first, or skip it")
     size = (image_size, image_size) if image_size else config_sizes(model)
-    uneven, note = geometry(model, size, parameters) if size else ((), "geometry not checked: give image_size=...")
+    uneven, note = (
+        geometry(model, size, parameters, setting.group) if size else ((), "geometry not checked: give image_size=...")
+    )
     if scope == "network":
         error, told = network_errors(model, found, setting.group, cast(float, error), cast(float, reach), data)
         note = "\n".join(filter(None, (told, note)))
@@ -273,14 +275,16 @@ def config_sizes(model: nn.Module) -> Sizes | None:
     return as_sizes(getattr(getattr(model, "config", None), "image_size", None))
 
 
-def geometry(model: nn.Module, size: Sizes, parameters: Mapping[str, nn.Parameter]) -> tuple[tuple[Uneven, ...], str]:
+def geometry(
+    model: nn.Module, size: Sizes, parameters: Mapping[str, nn.Parameter], group: Group
+) -> tuple[tuple[Uneven, ...], str]:
     """Layers that do not cover a picture of this size evenly."""
     channels = getattr(getattr(model, "config", None), "num_channels", None)
     if channels is None:
         first = next((module for module in model.modules() if isinstance(module, nn.Conv2d)), None)
         channels = first.in_channels if first is not None else 3
     dtype = next(iter(parameters.values())).dtype
-    uneven, stopped = uneven_layers(model, (1, channels, *size), dtype)
+    uneven, stopped = uneven_layers(model, (1, channels, *size), dtype, group)
     pixels = f"{size[0]}" if size[0] == size[1] else f"{size[0]} x {size[1]}"
     note = f"geometry not checked to the end at {pixels} pixels: the dry forward pass stopped with {stopped}"
     return tuple(uneven), note if stopped else ""

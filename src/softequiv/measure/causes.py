@@ -12,12 +12,13 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 from softequiv.actions import Vectors
-from softequiv.adapt.geometry import WINDOWS, Uneven, pair
+from softequiv.adapt.geometry import Uneven, pair
 from softequiv.adapt.positions import PatchGrid, tables
 from softequiv.errors import SoftEquivError
 from softequiv.groups import Element, Shifts
 from softequiv.reps import grid
 
+WINDOWS = (nn.Conv2d, nn.MaxPool2d, nn.AvgPool2d)
 MOVES = 2e-3  # a weight that moves by less, relative to its size, is symmetric up to rounding in half precision
 
 Weight = Literal["kernel", "patch embedding", "position embedding"]
@@ -146,10 +147,10 @@ def in_windows(name: str, module: nn.Module | None, tried: Circumstances) -> Ite
         yield Cause("flattening", f"{name} turns places into channels", remedy)
     if isinstance(module, WINDOWS) and (tried.shifts or tried.resamples):
         window: Any = module
-        if pair(window.stride) > 1:
+        if max(pair(window.stride)) > 1:
             remedy = "low-pass before it, or use a smaller stride"
             yield Cause("stride", f"stride of {name}, which misses what lies between", remedy)
-        padded = window.padding == "same" or (window.padding != "valid" and pair(window.padding) > 0)
+        padded = window.padding == "same" or (window.padding != "valid" and max(pair(window.padding)) > 0)
         mode = padding_of(window) if padded else "circular"
         if tried.shifts and mode != "circular":
             yield Cause("padding", f"padding of {name}, which marks the border", "pad circularly")
