@@ -393,6 +393,15 @@ def test_class_and_register_tokens_are_untouched(name: str, prefix: int, mode: s
 # kernels
 
 
+def test_a_lazy_layer_may_be_skipped() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.LazyConv2d(8, 3))
+    soft = se.soften(model, "C4", softness=0.0, skip=["1"])
+    assert [weight.name for weight in se.soft_weights(soft)] == ["0.weight"]
+    assert soft(torch.randn(1, 3, 9, 9)).shape == (1, 8, 5, 5)
+    with pytest.raises(se.WeightError, match=r"1\.weight has no shape yet: run the model once"):
+        se.certify(nn.Sequential(nn.Conv2d(3, 4, 3), nn.LazyConv2d(8, 3)), group="C4")
+
+
 def test_kernels_that_are_not_square_stay_and_say_why() -> None:
     case = CASES["strips"]
     plan = se.plan(case.model(), "C4", softness=0.0)

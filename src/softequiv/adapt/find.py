@@ -78,8 +78,6 @@ def find(model: nn.Module, setting: Setting) -> Iterator[Finding]:
         for finder in FINDERS:
             for finding in finder(model, name, setting):
                 known.add(finding.name)
-                if isinstance(finding, Found):
-                    refuse_unready(finding.name, module._parameters.get(finding.attribute))
                 yield finding
         for attribute, parameter in module.named_parameters(recurse=False):
             full = f"{name}.{attribute}" if name else attribute
@@ -108,8 +106,9 @@ def refuse_foreign_layers(model: nn.Module) -> None:
             )
 
 
-def refuse_unready(name: str, weight: nn.Parameter | None) -> None:
+def refuse_unready(model: nn.Module, found: Found) -> None:
     """A weight that has no values of its own yet, or none that can be changed."""
+    name, weight = found.name, model.get_submodule(found.module)._parameters.get(found.attribute)
     if weight is None:  # made by a parametrisation, of which others speak
         return
     reason = ""

@@ -14,7 +14,7 @@ from torch import nn
 
 from softequiv._text import aligned
 from softequiv.actions import Moves, Pictures
-from softequiv.adapt.find import Found, Setting, Skipped, find
+from softequiv.adapt.find import Found, Setting, Skipped, find, refuse_unready
 from softequiv.adapt.geometry import Uneven, uneven_layers
 from softequiv.adapt.positions import Sizes, as_sizes
 from softequiv.adapt.split import split
@@ -231,6 +231,7 @@ def plan(
         raise SoftEquivError(f"only, skip and what is named leave none of {len(names)} weights to soften; choose again")
     parameters = dict(model.named_parameters(remove_duplicate=False))
     for finding in found:
+        refuse_unready(model, finding)
         if finding.name not in parameters:
             raise SoftEquivError(f"{finding.name} is parametrised already; remove or merge that first, or skip it")
     size = (image_size, image_size) if image_size else config_sizes(model)
