@@ -739,6 +739,30 @@ def test_baking_keeps_what_is_frozen_and_tied() -> None:
     assert torch.equal(baked[0].weight, soft[0].weight)
 
 
+@pytest.mark.parametrize("copied", [True, False])
+@pytest.mark.parametrize("softness", [0.4, {"0": 0.4, "1": 0.0}, {"1": 0.4}], ids=["alike", "otherwise", "one of them"])
+def test_baking_keeps_tensors_shared_that_are_filtered_alike(
+    softness: Any, copied: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = nn.Sequential(nn.Conv2d(4, 4, 3), nn.Conv2d(4, 4, 3))
+    model[1].weight = model[0].weight
+    soft = se.soften(model, "C4", softness=softness)
+    values = [layer.weight.detach().clone() for layer in soft]
+    with caplog.at_level(logging.WARNING, "softequiv"):
+        baked = se.bake(soft, copy=copied)
+    assert all(torch.equal(layer.weight, value) for layer, value in zip(baked, values, strict=True))
+    alike = softness == 0.4
+    assert (baked[0].weight is baked[1].weight) == alike
+    told = [] if alike else ["0.weight and 1.weight shared one tensor but not one filter: each has its own tensor now"]
+    assert caplog.messages == told
+
+
+def test_baking_takes_the_example_that_a_processor_makes() -> None:
+    case = CASES["vit"]
+    batch = transformers.BatchFeature({"pixel_values": case.input()})
+    assert turn_error(case, se.bake(softened(case), example=batch), case.size) < EXACT
+
+
 @pytest.mark.parametrize("only", [["0"], ["1"], None])
 def test_a_tensor_that_layers_share_is_filtered_for_each_of_them_or_not_at_all(only: list[str] | None) -> None:
     """Parametrised, each layer has a filter of its own; in project mode one stored value would have to be both."""
