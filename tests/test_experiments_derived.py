@@ -88,19 +88,27 @@ def test_a_dial_of_the_whole_network_is_compared_with_augmentation(better, tmp_p
     rows = made_up(own.cells("small"), lambda settings: of_dials(settings, better))
     found = own.page(rows, "small")
     assert found.title in write_page(found, rows, tmp_path, "whole-network-small").read_text()
-    held = [claim for claim in found.claims if "turns: held + labels beats" in claim.text]
+    held = [claim for claim in found.claims if claim.text.endswith("turns: held + labels beats augmentation")]
+    longer = "turns: held + labels beats augmentation for twice as long"
+    long = [claim for claim in found.claims if claim.text.endswith(longer)]
+    assert len(long) == 4 and all(claim.holds is better for claim in long)
     mixed = [claim for claim in found.claims if "dial of mixture" in claim.text]
     assert len(held) == len(mixed) == 4  # two backbones, trained with turns and without
     assert all(claim.holds is better for claim in held) and all(claim.holds for claim in mixed)
-    few = [claim for claim in found.claims if "% of the labels: held + labels beats" in claim.text]
+    few = [claim for claim in found.claims if claim.text.endswith("% of the labels: held + labels beats augmentation")]
     assert len(few) == 4 and all(claim.holds is better for claim in few)  # 1 % and 10 %, for two backbones
     table = next(table for table in found.tables if "augmentation beaten" in table.caption)
     assert {range_ for _, range_, *_ in table.rows} == {"within 30°", "by any angle"}
-    for _, _, ahead, behind in table.rows:
+    assert {(range_, rival) for _, range_, rival, *_ in table.rows} == {
+        ("within 30°", "augmentation"),
+        ("within 30°", "augmentation for twice as long"),
+        ("by any angle", "augmentation"),
+    }
+    for *_, ahead, behind in table.rows:
         assert ("held + labels at " in ahead, "held + labels" in behind.split(", ")) == (better, not better)
     one = own.page([row for row in rows if row["seed"] == 0], "small")
     assert not any(claim.holds for claim in one.claims if "beats" in claim.text)
-    assert {row[2] for table in one.tables if "augmentation beaten" in table.caption for row in table.rows} == {"none"}
+    assert {row[3] for table in one.tables if "augmentation beaten" in table.caption for row in table.rows} == {"none"}
 
 
 def test_by_any_angle_the_rival_was_trained_on_any_angle():
@@ -112,10 +120,10 @@ def test_by_any_angle_the_rival_was_trained_on_any_angle():
 
     rows = made_up(cells, figures)
     table = beaten(rows, {"within 30°": "30", "by any angle": "all"})
-    ahead = {(turned, "held + labels" in by) for _, turned, by, _ in table.rows}
+    ahead = {(turned, "held + labels" in by) for _, turned, _, by, _ in table.rows}
     assert ahead == {("within 30°", True), ("by any angle", False)}
     without = [row for row in rows if row["arm"] != "plain (any angle)"]
-    assert all("held + labels" in by for _, _, by, _ in beaten(without, {"by any angle": "all"}).rows)
+    assert all("held + labels" in by for *_, by, _ in beaten(without, {"by any angle": "all"}).rows)
 
 
 def test_augmentation_is_compared_with_as_many_labels():

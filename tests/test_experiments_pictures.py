@@ -26,7 +26,7 @@ from softequiv.asking.answers import tensor_of  # noqa: E402
 from softequiv.baselines.canonical import Canonical, prior_loss  # noqa: E402
 from softequiv.errors import SoftEquivError  # noqa: E402
 from softequiv.experiments import t2, t3, t4  # noqa: E402
-from softequiv.experiments.arms import Armed, Setting, armed  # noqa: E402
+from softequiv.experiments.arms import LONGER, Armed, Setting, armed  # noqa: E402
 from softequiv.experiments.backbones import CLASSIFIER, SEGMENTER, PatchwiseLinear, positions_of, with_head  # noqa: E402
 from softequiv.experiments.base import Experiment, Scale, reproduce  # noqa: E402
 from softequiv.experiments.cells import Cell, Figures, Row, Settings  # noqa: E402
@@ -109,12 +109,13 @@ def test_a_run_that_ends_early_has_every_arm_with_one_seed(backbone: str) -> Non
     others = first_places(cells, lambda s: s["seed"] > 0)
     fewer = first_places(cells, lambda s: s["labels"] < 1)
     assert max(main) < min(others) < min(fewer)
-    assert {cells[place].settings["arm"] for place in main} == set(t2.STOPS)
+    assert {cells[place].settings["arm"] for place in main} == {*t2.STOPS, LONGER}
 
 
 def test_every_stop_is_trained_with_and_without_turns_by_three_seeds() -> None:
     asked = {(arm, dial, turned, seed) for arm, dials in t2.STOPS.items() for dial in dials
              for turned in (True, False) for seed in range(3)}  # fmt: skip
+    asked |= {(LONGER, 1.0, True, seed) for seed in range(3)}
     for backbone in t2.STAND_INS:
         found = [cell.settings for cell in t2.cells("small") if cell.settings["backbone"] == backbone]
         main = {(s["arm"], s["dial"], s["turned"], s["seed"]) for s in found if s["epochs"] and s["labels"] == 1}
@@ -125,7 +126,7 @@ def test_full_is_the_papers_setting() -> None:
     settings = [cell.settings for cell in t2.cells("full")]
     assert {s["backbone"] for s in settings} == set(t2.HUB)
     assert {s["dataset"] for s in settings} == {"cifar10", "cifar100"}
-    assert {s["epochs"] for s in settings if s["labels"] == 1} == {30}
+    assert {s["epochs"] for s in settings if s["labels"] == 1 and s["arm"] != LONGER} == {30}
     rates = {name: (t2.BACKBONES[name].recipe.rate, t2.BACKBONES[name].recipe.head_rate) for name in t2.HUB}
     assert list(rates.values()) == [(1e-5, 1e-3), (1e-5, 1e-3), (5e-5, 1e-3)]
     assert (t3.FULL.epochs, t3.FULL.batch, t3.FULL.warmup, t3.FULL.layer_decay, t3.FULL.ema) == (15, 128, 4, 0.65, 0.99)

@@ -393,6 +393,15 @@ def test_class_and_register_tokens_are_untouched(name: str, prefix: int, mode: s
 # kernels
 
 
+def test_a_lazy_layer_may_be_skipped() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.LazyConv2d(8, 3))
+    soft = se.soften(model, "C4", softness=0.0, skip=["1"])
+    assert [weight.name for weight in se.soft_weights(soft)] == ["0.weight"]
+    assert soft(torch.randn(1, 3, 9, 9)).shape == (1, 8, 5, 5)
+    with pytest.raises(se.WeightError, match=r"1\.weight has no shape yet: run the model once"):
+        se.certify(nn.Sequential(nn.Conv2d(3, 4, 3), nn.LazyConv2d(8, 3)), group="C4")
+
+
 def test_kernels_that_are_not_square_stay_and_say_why() -> None:
     case = CASES["strips"]
     plan = se.plan(case.model(), "C4", softness=0.0)
@@ -728,6 +737,30 @@ def test_baking_keeps_what_is_frozen_and_tied() -> None:
     baked = se.bake(soft, copy=True)
     assert baked[0] is baked[2] and not baked[0].weight.requires_grad
     assert torch.equal(baked[0].weight, soft[0].weight)
+
+
+@pytest.mark.parametrize("copied", [True, False])
+@pytest.mark.parametrize("softness", [0.4, {"0": 0.4, "1": 0.0}, {"1": 0.4}], ids=["alike", "otherwise", "one of them"])
+def test_baking_keeps_tensors_shared_that_are_filtered_alike(
+    softness: Any, copied: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = nn.Sequential(nn.Conv2d(4, 4, 3), nn.Conv2d(4, 4, 3))
+    model[1].weight = model[0].weight
+    soft = se.soften(model, "C4", softness=softness)
+    values = [layer.weight.detach().clone() for layer in soft]
+    with caplog.at_level(logging.WARNING, "softequiv"):
+        baked = se.bake(soft, copy=copied)
+    assert all(torch.equal(layer.weight, value) for layer, value in zip(baked, values, strict=True))
+    alike = softness == 0.4
+    assert (baked[0].weight is baked[1].weight) == alike
+    told = [] if alike else ["0.weight and 1.weight shared one tensor but not one filter: each has its own tensor now"]
+    assert caplog.messages == told
+
+
+def test_baking_takes_the_example_that_a_processor_makes() -> None:
+    case = CASES["vit"]
+    batch = transformers.BatchFeature({"pixel_values": case.input()})
+    assert turn_error(case, se.bake(softened(case), example=batch), case.size) < EXACT
 
 
 @pytest.mark.parametrize("only", [["0"], ["1"], None])

@@ -89,6 +89,7 @@ def test_positions_are_maps_from_a_number():
     class Table(nn.Module):
         def __init__(self):
             super().__init__()
+            self.patches = nn.Conv2d(3, 4, 2, stride=2)
             self.pos_embed = nn.Parameter(torch.randn(1, 26, 4, dtype=torch.float64))
 
     table = Table()

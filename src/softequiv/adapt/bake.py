@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from softequiv.adapt.checkpoint import stored_tensors
 from softequiv.errors import SoftEquivError
 from softequiv.nn import FilteredWeight, soft_weights
 from softequiv.nn.weight import HOOK_MARK, MARK, left_behind, projected_weights
@@ -29,7 +30,8 @@ def bake(model: Model, *, copy: bool = False, example: Any = None) -> Model:
     With an `example` input the outputs before and after are compared and the largest difference is logged; more than
     rounding is an error. The weights themselves are always compared, and in project mode with their constraints, which
     weights that were loaded or trained without `hold` may have left. Parametrisations that know no filter, such as
-    torch's weight_norm, stay where they are.
+    torch's weight_norm, stay where they are. Layers that share one tensor still do if they are filtered alike; a
+    warning is logged where they are not.
 
     >>> import softequiv as se
     >>> net = se.soften(nn.Conv2d(3, 8, 5), "C4", softness=0.0)
@@ -42,21 +44,21 @@ def bake(model: Model, *, copy: bool = False, example: Any = None) -> Model:
     refuse_left_behind(model)
     before = outputs(model, example)
     plain = copying.deepcopy(model) if copy else model
-    values: dict[nn.Module, dict[str, Tensor]] = {}
-    for weight in soft_weights(plain):
-        if weight.filtered.mode == "parametrize":
-            values.setdefault(weight.module, {})[weight.attribute] = expected[weight.name]
-    for module, weights in values.items():
+    tied = shared_names(plain)
+    for module, weights in plain_parameters(plain, expected).items():
         unparametrize(module, weights)
     for module in plain.modules():
         module.__dict__.pop(MARK, None)
         for number, hook in list(module._forward_hooks.items()):
             if getattr(hook, HOOK_MARK, False):
                 del module._forward_hooks[number]
-    stored = dict(plain.named_parameters(remove_duplicate=False))
+    parameters = dict(plain.named_parameters(remove_duplicate=False))
     for name, value in expected.items():
-        if not torch.equal(stored[name], value):
+        if not torch.equal(parameters[name], value):
             raise SoftEquivError(f"baking changed {name}; this is a bug: please report it with the model's class")
+    for names in tied:
+        if len({parameters[name] for name in names if name in parameters}) > 1:
+            log.warning("%s shared one tensor but not one filter: each has its own tensor now", " and ".join(names))
     after = outputs(plain, example)
     if before is not None and after is not None:
         difference = float((before - after).abs().max())
@@ -66,6 +68,27 @@ def bake(model: Model, *, copy: bool = False, example: Any = None) -> Model:
                 f"the baked model's output differs by {difference:.1e}; keep the soft model and report this"
             )
     return plain
+
+
+def plain_parameters(model: nn.Module, values: Mapping[str, Tensor]) -> dict[nn.Module, dict[str, nn.Parameter]]:
+    """A parameter for each filtered weight, by module and attribute; one for all that share a tensor and a value."""
+    written: dict[nn.Module, dict[str, nn.Parameter]] = {}
+    first: dict[nn.Parameter, nn.Parameter] = {}
+    for weight in soft_weights(model):
+        if weight.filtered.mode == "parametrize":
+            own = nn.Parameter(values[weight.name], requires_grad=weight.stored.requires_grad)
+            shared = first.setdefault(weight.stored, own)
+            written.setdefault(weight.module, {})[weight.attribute] = shared if torch.equal(shared, own) else own
+    return written
+
+
+def shared_names(model: nn.Module) -> list[list[str]]:
+    """The names, in the plain model, of parameters that share one tensor."""
+    names: dict[int, list[str]] = {}
+    for name, value in stored_tensors(model).items():
+        if isinstance(value, nn.Parameter):
+            names.setdefault(id(value), []).append(name)
+    return [several for several in names.values() if len(several) > 1]
 
 
 def check_written_out(model: nn.Module) -> None:
@@ -101,7 +124,7 @@ def outputs(model: nn.Module, example: Any) -> Tensor | None:
     model.eval()
     try:
         with torch.no_grad():
-            result: Any = model(**example) if isinstance(example, dict) else model(example)
+            result: Any = model(**example) if isinstance(example, Mapping) else model(example)
     except (TypeError, ValueError, RuntimeError, AttributeError, IndexError) as problem:
         raise SoftEquivError(
             f"the model cannot take the example ({type(problem).__name__}: {' '.join(str(problem).split())}); give one "
@@ -117,8 +140,8 @@ def outputs(model: nn.Module, example: Any) -> Tensor | None:
     return torch.cat(tensors) if tensors else None
 
 
-def unparametrize(module: nn.Module, weights: dict[str, Tensor]) -> None:
-    """Replace the parametrised weights of one module by plain parameters.
+def unparametrize(module: nn.Module, weights: dict[str, nn.Parameter]) -> None:
+    """Replace the parametrised weights of one module by these plain parameters.
 
     torch's own removal edits the dynamic class, which a deep copy shares with its original; here only the instance
     changes.
@@ -130,11 +153,9 @@ def unparametrize(module: nn.Module, weights: dict[str, Tensor]) -> None:
                 f"{type(module).__name__}.{attribute} has other parametrisations; remove them before baking"
             )
     order = max((steps[0].order for steps in lists.values()), key=len)  # as it was before the first was parametrised
-    trainable = {attribute: lists[attribute].original.requires_grad for attribute in weights}
     del module.parametrizations
     module.__class__ = type(module).__bases__[0]
-    plain = {name: nn.Parameter(value, requires_grad=trainable[name]) for name, value in weights.items()}
-    every = {**module._parameters, **plain}
+    every = {**module._parameters, **weights}
     module._parameters.clear()
     for name in sorted(every, key=order.index):
         module.register_parameter(name, every[name])

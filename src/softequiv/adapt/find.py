@@ -1,8 +1,7 @@
 """Which weights of this model live on a grid? Found by structure and type, not by the names of one library's release.
 
-A finder takes one module and yields what it recognises there: weights with their representation, or weights that it
-must
-leave alone, with the reason. A new family of models is one new finder in `FINDERS`.
+A finder takes one module of the model and yields what it recognises there: weights with their representation, or
+weights that it must leave alone, with the reason. A new family of models is one new finder in `FINDERS`.
 """
 
 from __future__ import annotations
@@ -13,8 +12,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
+from softequiv.adapt.positions import tables
 from softequiv.errors import RepresentationError, SoftEquivError, TooLargeError, WeightError
 from softequiv.groups import Group
 from softequiv.nn import Layout
@@ -22,7 +22,6 @@ from softequiv.reps import Action, Rep, grid
 from softequiv.reps.grids import kernels
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
-MOST_PREFIX_TOKENS = 8  # class, distillation and register tokens before the grid
 
 
 @dataclass(frozen=True)
@@ -67,7 +66,7 @@ class Skipped:
 
 
 Finding = Found | Skipped
-Finder = Callable[[str, nn.Module, Setting], Iterator[Finding]]
+Finder = Callable[[nn.Module, str, Setting], Iterator[Finding]]
 
 
 def find(model: nn.Module, setting: Setting) -> Iterator[Finding]:
@@ -77,10 +76,8 @@ def find(model: nn.Module, setting: Setting) -> Iterator[Finding]:
     known: set[str] = set()
     for name, module in model.named_modules():
         for finder in FINDERS:
-            for finding in finder(name, module, setting):
+            for finding in finder(model, name, setting):
                 known.add(finding.name)
-                if isinstance(finding, Found):
-                    refuse_unready(finding.name, module._parameters.get(finding.attribute))
                 yield finding
         for attribute, parameter in module.named_parameters(recurse=False):
             full = f"{name}.{attribute}" if name else attribute
@@ -109,8 +106,9 @@ def refuse_foreign_layers(model: nn.Module) -> None:
             )
 
 
-def refuse_unready(name: str, weight: nn.Parameter | None) -> None:
+def refuse_unready(model: nn.Module, found: Found) -> None:
     """A weight that has no values of its own yet, or none that can be changed."""
+    name, weight = found.name, model.get_submodule(found.module)._parameters.get(found.attribute)
     if weight is None:  # made by a parametrisation, of which others speak
         return
     reason = ""
@@ -154,50 +152,28 @@ def on_grid(
         return Skipped(full, str(error))
 
 
-def convolutions(name: str, module: nn.Module, setting: Setting) -> Iterator[Finding]:
+def convolutions(model: nn.Module, name: str, setting: Setting) -> Iterator[Finding]:
     """Kernels, patch embeddings among them: one grid per pair of channels."""
+    module = model.get_submodule(name)
     if isinstance(module, CONVOLUTIONS):
         patch = module.stride == module.kernel_size and max(module.kernel_size) > 1
         what = "patch embedding" if patch else "kernel"
         yield on_grid(name, "weight", what, setting.kernels, tuple(module.kernel_size), Layout())
 
 
-def square_grid(tokens: int) -> tuple[int, int] | None:
-    """(prefix tokens, side) with tokens = prefix + side^2 and the shortest prefix."""
-    for prefix in range(MOST_PREFIX_TOKENS + 1):
-        side = math.isqrt(max(tokens - prefix, 0))
-        if side > 1 and side * side == tokens - prefix:
-            return prefix, side
-    return None
-
-
-def positions(name: str, module: nn.Module, setting: Setting) -> Iterator[Finding]:
-    """Absolute position tables: (1, tokens, width), (1, width, H, W), or an embedding (tokens, width) called
-    position.
-    """
-    if isinstance(module, nn.Embedding):
-        tables: list[tuple[str, Tensor]] = [("weight", module.weight)] if "position" in name.rsplit(".", 1)[-1] else []
-    else:
-        own = module.named_parameters(recurse=False)
-        tables = [(key, value) for key, value in own if "pos" in key and "relative" not in key and value.ndim >= 2]
-    for attribute, table in tables:
-        full = f"{name}.{attribute}" if name else attribute
-        if table.ndim == 4:
-            yield on_grid(name, attribute, "positions", setting.grid, tuple(table.shape[-2:]), Layout())
-            continue
-        axis = table.ndim - 2
-        found = square_grid(table.shape[axis])
-        if found is None:
-            yield Skipped(
-                full, f"{table.shape[axis]} positions are no square grid with up to {MOST_PREFIX_TOKENS} extra tokens"
-            )
+def positions(model: nn.Module, name: str, setting: Setting) -> Iterator[Finding]:
+    """Absolute position tables over the patches of a picture."""
+    for attribute, grid_or_reason in tables(model, name):
+        if isinstance(grid_or_reason, str):
+            yield Skipped(f"{name}.{attribute}" if name else attribute, grid_or_reason)
         else:
-            prefix, side = found
-            yield on_grid(name, attribute, "positions", setting.grid, (side, side), Layout(axis=axis, skip=prefix))
+            sizes, layout = grid_or_reason.sizes, grid_or_reason.layout
+            yield on_grid(name, attribute, "positions", setting.grid, sizes, layout)
 
 
-def relative_biases(name: str, module: nn.Module, setting: Setting) -> Iterator[Finding]:
+def relative_biases(model: nn.Module, name: str, setting: Setting) -> Iterator[Finding]:
     """Swin's table of biases by displacement, ((2h - 1)(2w - 1), heads)."""
+    module = model.get_submodule(name)
     for attribute, table in module.named_parameters(recurse=False):
         if attribute.endswith("relative_position_bias_table"):
             side = math.isqrt(table.shape[0])
@@ -207,8 +183,9 @@ def relative_biases(name: str, module: nn.Module, setting: Setting) -> Iterator[
                 yield Skipped(f"{name}.{attribute}", f"{table.shape[0]} displacements are no square window")
 
 
-def rotary(name: str, module: nn.Module, setting: Setting) -> Iterator[Finding]:
+def rotary(model: nn.Module, name: str, setting: Setting) -> Iterator[Finding]:
     """Rotary positions have no table: they turn queries and keys by fixed functions of the two coordinates."""
+    module = model.get_submodule(name)
     kind = type(module).__name__.lower()
     if "rope" in kind or "rotary" in kind:
         yield Skipped(
@@ -218,18 +195,37 @@ def rotary(name: str, module: nn.Module, setting: Setting) -> Iterator[Finding]:
         )
 
 
-def patch_merging(name: str, module: nn.Module, setting: Setting) -> Iterator[Finding]:
-    """Swin's steps between stages: a norm and a linear map on the channels of 2 x 2 neighbours, one after another."""
+def coordinate_biases(model: nn.Module, name: str, setting: Setting) -> Iterator[Finding]:
+    """Swin V2's biases of attention, which a small network makes from displacements."""
+    if name.rpartition(".")[2] in ("continuous_position_bias_mlp", "cpb_mlp"):
+        for attribute, weight in model.get_submodule(name).named_parameters():
+            if weight.ndim > 1:
+                yield Skipped(
+                    f"{name}.{attribute}",
+                    "makes the biases of attention from coordinates, which the group moves, and is not filtered; "
+                    "attention still tells directions apart",
+                )
+
+
+def patch_merging(model: nn.Module, name: str, setting: Setting) -> Iterator[Finding]:
+    """Swin's steps between stages: a linear map on the channels of 2 x 2 neighbours, one after another, with a norm
+    before it (V1: 4 C channels) or behind it (V2: 2 C).
+    """
+    module = model.get_submodule(name)
     norm, linear = getattr(module, "norm", None), getattr(module, "reduction", None)
-    if isinstance(norm, nn.LayerNorm) and isinstance(linear, nn.Linear) and linear.in_features == norm.weight.numel():
+    if not isinstance(norm, nn.LayerNorm) or not isinstance(linear, nn.Linear):
+        return
+    halved, normed = linear.in_features == 2 * linear.out_features, norm.weight.numel()
+    if normed == linear.in_features or (halved and normed == linear.out_features):
         yield Skipped(
             f"{name}.reduction.weight",
             "merges 2 x 2 neighbours and is not filtered; the model tells directions apart here",
         )
 
 
-def flattened(name: str, module: nn.Module, setting: Setting) -> Iterator[Finding]:
+def flattened(model: nn.Module, name: str, setting: Setting) -> Iterator[Finding]:
     """Linear layers on flattened pictures, as the user lists them: grids={"fc1": (1, 28, 28)}."""
+    module = model.get_submodule(name)
     sizes = (setting.grids or {}).get(name)
     if sizes is None:
         return
@@ -241,4 +237,12 @@ def flattened(name: str, module: nn.Module, setting: Setting) -> Iterator[Findin
     yield on_grid(name, "weight", "flattened grid", setting.kernels, sizes[1:], Layout(axis=1, channels=sizes[0]))
 
 
-FINDERS: tuple[Finder, ...] = (convolutions, positions, relative_biases, rotary, patch_merging, flattened)
+FINDERS: tuple[Finder, ...] = (
+    convolutions,
+    positions,
+    relative_biases,
+    rotary,
+    coordinate_biases,
+    patch_merging,
+    flattened,
+)

@@ -1,23 +1,55 @@
 """Where does the shape of the computation itself break a symmetry? Strides, padding and windows that lie lopsided.
 
 A window of size k, stride s, padding p and dilation d covers n pixels symmetrically exactly when s divides n + 2p -
-d(k-1) - 1.
-Otherwise the last rows and columns are left out on one side only, and no choice of weights makes the layer turn with
-the picture.
+d(k-1) - 1. Otherwise the last rows and columns are left out on one side only, and no choice of weights makes the layer
+turn with the picture. A group that exchanges rows and columns asks for the same window on both.
 """
 
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-WINDOWS = (nn.Conv2d, nn.MaxPool2d, nn.AvgPool2d)
+from softequiv.groups import C, D, Group, Reflection, Scaling, Shifts
+
+# what torch calls the arguments of functions that slide a window, in their order
+SLIDING = {
+    "conv2d": ("input", "weight", "bias", "stride", "padding", "dilation"),
+    "conv_transpose2d": ("input", "weight", "bias", "stride", "padding", "output_padding", "groups", "dilation"),
+    "max_pool2d": ("input", "kernel_size", "stride", "padding", "dilation", "ceil_mode"),
+    "max_pool2d_with_indices": ("input", "kernel_size", "stride", "padding", "dilation", "ceil_mode"),
+    "avg_pool2d": ("input", "kernel_size", "stride", "padding", "ceil_mode"),
+    "lp_pool2d": ("input", "norm_type", "kernel_size", "stride", "ceil_mode"),
+}
+SAME_PICTURE = 1e-6  # a picture resized from one side differs by as much as its pixels do
+
+
+@dataclass(frozen=True)
+class Sides:
+    """What a group does to the axes of a picture: which of the last two it reverses, and whether it exchanges them."""
+
+    reversed: tuple[int, ...]
+    exchanged: bool
+
+
+def sides(group: Group) -> Sides:
+    """What a group does to the axes of a picture.
+
+    >>> sides(C(4)), sides(Reflection())
+    (Sides(reversed=(-1, -2), exchanged=True), Sides(reversed=(-1,), exchanged=False))
+    """
+    if isinstance(group, Reflection):
+        return Sides((-1,), False)
+    keeps_axes = isinstance(group, (Shifts, Scaling)) or (isinstance(group, (C, D)) and group.n <= 2)
+    return Sides((-1, -2), not keeps_axes)
 
 
 @dataclass(frozen=True)
@@ -29,15 +61,13 @@ class Uneven:
     remedy: str
 
     def __str__(self) -> str:
-        return f"{self.name}: {self.why}, so it cannot turn with the picture; {self.remedy}"
+        return f"{self.name or 'the model'}: {self.why}, so it cannot turn with the picture; {self.remedy}"
 
 
 @dataclass(frozen=True)
-class Padded:
-    """A tensor that was padded more on one side, and where; holding it keeps its id from being used again."""
+class Pad:
+    """How an axis of so many pixels was padded."""
 
-    tensor: Tensor
-    name: str
     size: int
     before: int
     after: int
@@ -47,38 +77,83 @@ class Padded:
         return Uneven(name, f"{self.size} pixels are padded by {self.before} before and {self.after} after", remedy)
 
 
-def pair(value: Any) -> int:
-    """The first entry of a size that torch keeps as a number or a pair."""
-    return int(value[0]) if isinstance(value, (tuple, list)) else int(value)
+@dataclass(frozen=True)
+class Padded:
+    """A tensor that was padded more on one side of some axes, and where; holding it keeps its id from being used
+    again.
+    """
+
+    tensor: Tensor
+    name: str
+    pads: Mapping[int, Pad]
 
 
-def left_out(module: nn.Module, size: int) -> int:
-    """How many pixels at the end of `size` no window reaches."""
-    window: Any = module
-    if window.padding == "same":
-        return 0
-    padding = 0 if window.padding == "valid" else pair(window.padding)
-    spare = size + 2 * padding - reach(window)
-    return 0 if spare < 0 and getattr(window, "ceil_mode", False) else spare % pair(window.stride)
+def pair(value: Any) -> tuple[int, int]:
+    """Both entries of a size that torch keeps as a number or a pair."""
+    entries = value if isinstance(value, (tuple, list)) else (value,)
+    return int(entries[0]), int(entries[-1])
 
 
-def reach(window: Any) -> int:
-    """How many pixels a window spans."""
-    return pair(getattr(window, "dilation", 1)) * (pair(window.kernel_size) - 1) + 1
+@dataclass(frozen=True)
+class Window:
+    """What slides over a picture, along its height and its width; `same` padding keeps the size."""
+
+    kernel: tuple[int, int]
+    stride: tuple[int, int]
+    padding: tuple[int, int]
+    dilation: tuple[int, int]
+    output_padding: tuple[int, int]
+    same: bool
+    ceil_mode: bool
+
+    def reach(self, axis: int) -> int:
+        """How many pixels it spans."""
+        return self.dilation[axis] * (self.kernel[axis] - 1) + 1
+
+    def left_out(self, axis: int, size: int) -> int:
+        """How many pixels at the end of `size` no window reaches."""
+        spare = size + 2 * self.padding[axis] - self.reach(axis)
+        return 0 if self.same or (spare < 0 and self.ceil_mode) else spare % self.stride[axis]
 
 
-def uneven_window(name: str, module: nn.Module, size: int, padded: Padded | None) -> Uneven | None:
-    """Whether a window lies lopsided on an input of this size, which may have been padded just before."""
-    window: Any = module
-    stride, missing = pair(window.stride), left_out(module, size)
-    if window.padding == "same" and reach(window) % 2 == 0:
-        half = reach(window) // 2
+def window_of(given: Mapping[str, Any]) -> Window:
+    """The window of a call of one of the functions in `SLIDING`, by its arguments."""
+    weight, padding = given.get("weight"), given.get("padding", 0)
+    kernel = pair(given["kernel_size"]) if weight is None else pair(tuple(weight.shape[-2:]))
+    step = given.get("stride")
+    return Window(
+        kernel,
+        pair(step) if step else kernel if weight is None else (1, 1),
+        (0, 0) if isinstance(padding, str) else pair(padding),
+        pair(given.get("dilation", 1)),
+        pair(given.get("output_padding", 0)),
+        padding == "same",
+        bool(given.get("ceil_mode", False)),
+    )
+
+
+def uneven_axes(name: str, window: Window) -> Uneven | None:
+    """Whether a window is another one along the other axis."""
+    for field in fields(window):
+        value = getattr(window, field.name)
+        if isinstance(value, tuple) and value[0] != value[1]:
+            what = field.name.replace("_", " ")
+            why = f"its {what} is {value[0]} along the height and {value[1]} along the width"
+            return Uneven(name, why, f"give both the same {what}, or take a group that keeps the axes, as Reflection")
+    return None
+
+
+def uneven_window(name: str, window: Window, axis: int, size: int, pad: Pad | None) -> Uneven | None:
+    """Whether a window lies lopsided on an axis of this size, which may have been padded just before."""
+    stride, missing = window.stride[axis], window.left_out(axis, size)
+    if window.same and window.reach(axis) % 2 == 0:
+        half = window.reach(axis) // 2
         return Uneven(name, f"'same' padding is {half - 1} before and {half} after", "use a kernel of odd size")
-    if padded is not None:
-        if padded.after - missing == padded.before:  # what is left out is the excess of padding
+    if pad is not None:
+        if pad.after - missing == pad.before:  # what is left out is the excess of padding
             return None
-        near = f"{padded.size - 1} or {padded.size + 1} pixels there are covered evenly"
-        return padded.uneven(name, near if stride == 2 else "pad both sides alike, or choose a size that needs none")
+        near = f"{pad.size - 1} or {pad.size + 1} pixels there are covered evenly"
+        return pad.uneven(name, near if stride == 2 else "pad both sides alike, or choose a size that needs none")
     if not missing:
         return None
     fitting = size - missing
@@ -86,25 +161,55 @@ def uneven_window(name: str, module: nn.Module, size: int, padded: Padded | None
     return Uneven(name, why, f"{fitting} or {fitting + stride} pixels there are covered evenly")
 
 
+def uneven_transposed(name: str, window: Window, axis: int) -> Uneven | None:
+    """Whether a transposed convolution has more pixels on one side."""
+    extra = window.output_padding[axis]
+    if not extra:
+        return None
+    larger = f"a kernel of {window.kernel[axis] + extra} and " if window.dilation[axis] == 1 else ""
+    return Uneven(name, f"output_padding adds {extra} pixels on one side", f"use {larger}output_padding=0")
+
+
+def uneven_resizing(name: str, resize: Any, shape: tuple[int, ...], turned: Sides) -> Uneven | None:
+    """Whether resizing pictures of this shape counts from one side, tried on a picture of noise."""
+    if len(shape) != 4:
+        return None
+    picture = torch.rand(1, 1, *shape[-2:], dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    resized: Tensor = resize(picture)
+    sizes = [f"{before} pixels are resized to {after}" for before, after in zip(shape, resized.shape, strict=True)]
+    if turned.exchanged and shape[-1] == shape[-2] and resized.shape[-1] != resized.shape[-2]:
+        return Uneven(
+            name, f"{sizes[-2]} along the height and to {resized.shape[-1]} along the width", "resize both alike"
+        )
+    for axis in turned.reversed:
+        if not torch.allclose(resize(picture.flip(axis)), resized.flip(axis), atol=SAME_PICTURE):
+            remedy = "resize by a whole factor, or bilinearly to a size=... without scale_factor"
+            return Uneven(name, f"{sizes[axis]}, counted from one side", remedy)
+    return None
+
+
 def uneven_shift(name: str, module: nn.Module) -> Uneven | None:
     """Shifted windows (Swin) lie symmetrically when the shift is half a window."""
     window, shift = getattr(module, "window_size", None), getattr(module, "shift_size", None)
-    if not isinstance(window, (int, tuple)) or not isinstance(shift, (int, tuple)) or pair(shift) == 0:
+    if not isinstance(window, (int, tuple)) or not isinstance(shift, (int, tuple)):
         return None
-    if 2 * pair(shift) == pair(window):
+    width, by = pair(window)[0], pair(shift)[0]
+    if by in (0, width / 2):
         return None
-    why = f"windows of {pair(window)} are shifted by {pair(shift)}, which is not half of it"
+    why = f"windows of {width} are shifted by {by}, which is not half of it"
     return Uneven(name, why, "only windows of even size lie symmetrically when shifted")
 
 
 class Walk(TorchFunctionMode):
     """Follows one forward pass: which module is running, which tensors were padded lopsided, which layers are uneven.
 
-    Padding that a window consumes is judged together with it, any other on its own.
+    Functions are seen whether a module or other code calls them. Padding that a window consumes is judged together with
+    it, any other on its own.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, turned: Sides) -> None:
         super().__init__()
+        self.turned = turned
         self.running: list[str] = []
         self.pending: dict[int, Padded] = {}
         self.seen: list[Uneven] = []
@@ -120,9 +225,6 @@ class Walk(TorchFunctionMode):
 
         def hook(module: nn.Module, inputs: tuple[Any, ...]) -> None:
             self.running.append(name)
-            if isinstance(module, WINDOWS):
-                x: Tensor = inputs[0]
-                self.note(uneven_window(name, module, int(x.shape[-1]), self.pending.pop(id(x), None)))
 
         return hook
 
@@ -143,22 +245,50 @@ class Walk(TorchFunctionMode):
     def finish(self) -> list[Uneven]:
         """Everything found, with the padding that no window consumed."""
         for padded in self.pending.values():
-            self.note(padded.uneven(padded.name, "choose a size that needs no padding there"))
+            pad = next(iter(padded.pads.values()))
+            self.note(pad.uneven(padded.name, "choose a size that needs no padding there"))
         return self.seen
 
+    def slide(self, name: str, given: Mapping[str, Any], transposed: bool) -> None:
+        """Judge a window on its input."""
+        x, window = given["input"], window_of(given)
+        padded = None if transposed else self.pending.pop(id(x), None)
+        found = uneven_axes(name, window) if self.turned.exchanged else None
+        for axis in self.turned.reversed:
+            if found is None and transposed:
+                found = uneven_transposed(name, window, axis)
+            elif found is None:
+                found = uneven_window(name, window, axis, int(x.shape[axis]), padded.pads.get(axis) if padded else None)
+        self.note(found)
+
+    def pad(self, name: str, source: Tensor, result: Tensor, pads: Any) -> None:
+        """Remember which axes were padded more on one side, or before were."""
+        earlier = self.pending.pop(id(source), None)
+        lopsided = {
+            -1 - axis: Pad(int(source.shape[-1 - axis]), int(before), int(after))
+            for axis, (before, after) in enumerate(zip(pads[::2], pads[1::2], strict=True))
+            if before != after
+        }
+        if lopsided:
+            self.pending[id(result)] = Padded(result, name, lopsided)
+        elif earlier is not None:
+            self.pending[id(result)] = Padded(result, earlier.name, earlier.pads)
+        unequal = source.ndim == 4 and len(pads) == 4 and sum(pads[:2]) != sum(pads[2:])
+        if self.turned.exchanged and unequal and not lopsided:
+            why = f"the height is padded by {sum(pads[2:])} pixels and the width by {sum(pads[:2])}"
+            self.note(Uneven(name, why, "pad both alike"))
+
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        name, called = self.running[-1] if self.running else "", getattr(func, "__name__", "")
+        if called in SLIDING:
+            given = {**dict(zip(SLIDING[called], args, strict=False)), **kwargs}
+            self.slide(name, given, called == "conv_transpose2d")
+        result = func(*args, **kwargs)
         if func is nn.functional.pad:
-            source: Tensor = args[0] if args else kwargs["input"]
-            pads: Any = args[1] if len(args) > 1 else kwargs["pad"]
-            earlier = self.pending.pop(id(source), None)
-            lopsided = [axis for axis in range(len(pads) // 2) if pads[2 * axis] != pads[2 * axis + 1]]
-            if lopsided:
-                axis, name = lopsided[0], self.running[-1] if self.running else ""
-                size = int(source.shape[-1 - axis])
-                self.pending[id(result)] = Padded(result, name, size, int(pads[2 * axis]), int(pads[2 * axis + 1]))
-            elif earlier is not None:
-                self.pending[id(result)] = earlier
+            self.pad(name, args[0], result, args[1])
+        elif func is nn.functional.interpolate:
+            self.note(uneven_resizing(name, functools.partial(func, **kwargs), tuple(args[0].shape), self.turned))
         return result
 
 
@@ -171,11 +301,13 @@ def weightless(model: nn.Module) -> nn.Module:
     return copy.deepcopy(model, memo).eval()
 
 
-def uneven_layers(model: nn.Module, shape: tuple[int, ...], dtype: torch.dtype) -> tuple[list[Uneven], str]:
-    """Walk an input of this shape through a copy of the model without computing: the layers that break its symmetry,
-    and what stopped the walk, if anything did.
+def uneven_layers(
+    model: nn.Module, shape: tuple[int, ...], dtype: torch.dtype, group: Group
+) -> tuple[list[Uneven], str]:
+    """Walk an input of this shape through a copy of the model without computing: the layers that break its symmetry
+    under the group, and what stopped the walk, if anything did.
     """
-    walk, stopped = Walk(), ""
+    walk, stopped = Walk(sides(group)), ""
     other_sizes = "interpolate_pos_encoding" in inspect.signature(model.forward).parameters
     kwargs = {"interpolate_pos_encoding": True} if other_sizes else {}
     try:

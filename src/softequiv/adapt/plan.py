@@ -14,8 +14,9 @@ from torch import nn
 
 from softequiv._text import aligned
 from softequiv.actions import Moves, Pictures
-from softequiv.adapt.find import Found, Setting, Skipped, find
+from softequiv.adapt.find import Found, Setting, Skipped, find, refuse_unready
 from softequiv.adapt.geometry import Uneven, uneven_layers
+from softequiv.adapt.positions import Sizes, as_sizes
 from softequiv.adapt.split import split
 from softequiv.asking import inputs_of
 from softequiv.errors import GainError, SoftEquivError
@@ -233,10 +234,13 @@ def plan(
         raise SoftEquivError(f"only, skip and what is named leave none of {len(names)} weights to soften; choose again")
     parameters = dict(model.named_parameters(remove_duplicate=False))
     for finding in found:
+        refuse_unready(model, finding)
         if finding.name not in parameters:
             raise SoftEquivError(f"{finding.name} is parametrised already; remove or merge that first, or skip it")
-    size = image_size or config_size(model)
-    uneven, note = geometry(model, size, parameters) if size else ((), "geometry not checked: give image_size=...")
+    size = (image_size, image_size) if image_size else config_sizes(model)
+    uneven, note = (
+        geometry(model, size, parameters, setting.group) if size else ((), "geometry not checked: give image_size=...")
+    )
     if scope == "network":
         error, told = network_errors(model, found, setting.group, cast(float, error), cast(float, reach), data)
         note = "\n".join(filter(None, (told, note)))
@@ -265,18 +269,26 @@ def _reasons(skipped: list[Skipped]) -> str:
 
 
 def config_size(model: nn.Module) -> int | None:
-    """The image size in a model's config, if it has one."""
-    size = getattr(getattr(model, "config", None), "image_size", None)
-    return int(size[0]) if isinstance(size, (tuple, list)) else int(size) if size else None
+    """The image size in a model's config, if it has one; the height where the width is another."""
+    sizes = config_sizes(model)
+    return sizes[0] if sizes else None
 
 
-def geometry(model: nn.Module, size: int, parameters: Mapping[str, nn.Parameter]) -> tuple[tuple[Uneven, ...], str]:
+def config_sizes(model: nn.Module) -> Sizes | None:
+    """(H, W) of the images in a model's config, if it says."""
+    return as_sizes(getattr(getattr(model, "config", None), "image_size", None))
+
+
+def geometry(
+    model: nn.Module, size: Sizes, parameters: Mapping[str, nn.Parameter], group: Group
+) -> tuple[tuple[Uneven, ...], str]:
     """Layers that do not cover a picture of this size evenly."""
     channels = getattr(getattr(model, "config", None), "num_channels", None)
     if channels is None:
         first = next((module for module in model.modules() if isinstance(module, nn.Conv2d)), None)
         channels = first.in_channels if first is not None else 3
     dtype = next(iter(parameters.values())).dtype
-    uneven, stopped = uneven_layers(model, (1, channels, size, size), dtype)
-    note = f"geometry not checked to the end at {size} pixels: the dry forward pass stopped with {stopped}"
+    uneven, stopped = uneven_layers(model, (1, channels, *size), dtype, group)
+    pixels = f"{size[0]}" if size[0] == size[1] else f"{size[0]} x {size[1]}"
+    note = f"geometry not checked to the end at {pixels} pixels: the dry forward pass stopped with {stopped}"
     return tuple(uneven), note if stopped else ""

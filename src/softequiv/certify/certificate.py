@@ -23,7 +23,7 @@ from torch.nn.utils import parametrize
 from softequiv._text import aligned
 from softequiv.adapt.bake import bake
 from softequiv.adapt.checkpoint import action_of
-from softequiv.adapt.find import Found, Setting, find
+from softequiv.adapt.find import Found, Setting, find, refuse_unready
 from softequiv.certify.kept import (
     entries_of,
     fitting,
@@ -242,11 +242,10 @@ def covers(group: Group, within: float, reach: float) -> bool:
 
 def found_located(model: nn.Module, setting: Setting) -> list[Located]:
     """The weights of a plain model that live on a grid."""
-    return [
-        Located(found.name, model.get_submodule(found.module), found.attribute, found.rep, found.layout)
-        for found in find(model, setting)
-        if isinstance(found, Found)
-    ]
+    every = [found for found in find(model, setting) if isinstance(found, Found)]
+    for found in every:
+        refuse_unready(model, found)
+    return [Located(f.name, model.get_submodule(f.module), f.attribute, f.rep, f.layout) for f in every]
 
 
 def flattened_grids(weights: list[Located]) -> dict[str, tuple[int, ...]]:

@@ -29,13 +29,13 @@ def compared(rows: Sequence[Row], way: Sequence[Row], judged: str) -> dict[str, 
     one."""
     alike = told({**way[0].settings, "turned": True})
     found = curves(way, f"cAcc {judged}", f"iErr {judged}")
+    own = [arm for arm in found if arm not in ("plain", LONGER, ANY_ANGLE)]
     claims: dict[str, dict[str, Claim]] = {}
     for rival, arms in (BY_ANY_ANGLE if judged == "all" else RIVALS).items():
-        for arm in arms:
+        for arm in arms if own else ():
             turned = [r for r in of(rows, backbone=way[0]["backbone"], arm=arm) if r["turned"] or arm == ANY_ANGLE]
             if theirs := [row for row in turned if told({**row.settings, "turned": True}) == alike]:
                 base = curves(theirs, f"cAcc {judged}", f"iErr {judged}")[arm][0]
-                own = [name for name in found if name not in ("plain", LONGER, ANY_ANGLE)]
                 claims[rival] = {name: beats(found, name, base, rival) for name in own}
                 break
     return claims

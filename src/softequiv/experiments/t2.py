@@ -316,12 +316,13 @@ def page(rows: Sequence[Row], scale: Scale) -> Page:
     ]
     stand_ins = any(row["backbone"] in STAND_INS for row in rows)
     seeds, counted = len({row["seed"] for row in rows}), main[0]
+    epochs = " or ".join(map(str, values(of(main, arm="plain"), "epochs")))
     return Page(
         "T2. CIFAR: fine-tuned backbones",
         [
             f"{' and '.join(values(main, 'dataset'))}: {counted['trained on']:,} pictures to train, a fifth held out "
             f"to choose {'the model' if scale == 'full' else 'the dial'}, {counted['tested on']:,} to test; {seeds} "
-            f"seeds; AdamW, cosine, {' or '.join(map(str, values(main, 'epochs')))} epochs, crops and flips in all "
+            f"seeds; AdamW, cosine, {epochs} epochs, crops and flips in all "
             f"arms. 'With turns': training pictures are also turned within {RANGE} degrees. Tests turn by angles that "
             "training did not draw; what turns leave empty has the mean colour. 'In the disc': upright and turned "
             "pictures alike are empty outside the inscribed disc, so that turning loses nothing.",

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from softequiv.experiments import t2
+from softequiv.experiments.arms import LONGER
 from softequiv.experiments.augmentation import against_augmentation, beaten
 from softequiv.experiments.base import Experiment, Scale
 from softequiv.experiments.cells import Cell, Row
@@ -31,6 +32,7 @@ ZERO = 1e-3  # of the plain model's error
 # What an arm costs beside plain training, in forward passes of a step and of an answer, and what is guaranteed.
 COSTS = {
     "plain": ("1 / 1", "nothing"),
+    LONGER: ("1 / 1, twice as many steps", "nothing"),
     "plain (any angle)": ("1 / 1", "nothing"),
     "ours": ("1 / 1", "each filtered weight, by its levels; nothing of the network"),
     "ours (target)": ("1 / 1", "each filtered weight, by its error; nothing of the network"),

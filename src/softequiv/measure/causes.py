@@ -12,13 +12,13 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 from softequiv.actions import Vectors
-from softequiv.adapt.find import square_grid
-from softequiv.adapt.geometry import WINDOWS, Uneven, pair
+from softequiv.adapt.geometry import Uneven, pair
+from softequiv.adapt.positions import PatchGrid, tables
 from softequiv.errors import SoftEquivError
 from softequiv.groups import Element, Shifts
-from softequiv.measure.cuts import plain_name
 from softequiv.reps import grid
 
+WINDOWS = (nn.Conv2d, nn.MaxPool2d, nn.AvgPool2d)
 MOVES = 2e-3  # a weight that moves by less, relative to its size, is symmetric up to rounding in half precision
 
 Weight = Literal["kernel", "patch embedding", "position embedding"]
@@ -121,21 +121,13 @@ def weights_on_grids(model: nn.Module, name: str) -> Iterator[tuple[Weight, str,
             patch = module.stride == module.kernel_size
             yield "patch embedding" if patch else "kernel", f"{name}.weight", module.weight
         return
-    names = [name] if module is None else [f"{name}.{plain_name(key)}" for key, _ in module.named_parameters()]
-    for full in names:
-        owner, _, key = full.rpartition(".")
-        is_table = "pos" in key or (isinstance(module, nn.Embedding) and "position" in name.rsplit(".", 1)[-1])
-        picture = as_picture(getattr(model.get_submodule(owner), key)) if is_table else None
-        if picture is not None:
-            yield "position embedding", full, picture
-
-
-def as_picture(table: Tensor) -> Tensor | None:
-    """A table (1, D, H, W), (1, tokens, D) or (tokens, D) as (..., H, W), without its class and register tokens."""
-    if table.ndim == 4:
-        return table
-    found = square_grid(table.shape[-2]) if table.ndim in (2, 3) else None
-    return None if found is None else table[..., found[0] :, :].mT.unflatten(-1, (found[1], found[1]))
+    inside = [""] if module is None else [below for below, _ in module.named_modules()]
+    for below in inside:
+        owner = name.rpartition(".")[0] if module is None else ".".join(filter(None, (name, below)))
+        for attribute, found in tables(model, owner):
+            full = ".".join(filter(None, (owner, attribute)))
+            if isinstance(found, PatchGrid) and (module is not None or full == name):
+                yield "position embedding", full, found.picture(getattr(model.get_submodule(owner), attribute))
 
 
 def moved_share(weight: Tensor, elements: Sequence[Element]) -> float:
@@ -155,10 +147,10 @@ def in_windows(name: str, module: nn.Module | None, tried: Circumstances) -> Ite
         yield Cause("flattening", f"{name} turns places into channels", remedy)
     if isinstance(module, WINDOWS) and (tried.shifts or tried.resamples):
         window: Any = module
-        if pair(window.stride) > 1:
+        if max(pair(window.stride)) > 1:
             remedy = "low-pass before it, or use a smaller stride"
             yield Cause("stride", f"stride of {name}, which misses what lies between", remedy)
-        padded = window.padding == "same" or (window.padding != "valid" and pair(window.padding) > 0)
+        padded = window.padding == "same" or (window.padding != "valid" and max(pair(window.padding)) > 0)
         mode = padding_of(window) if padded else "circular"
         if tried.shifts and mode != "circular":
             yield Cause("padding", f"padding of {name}, which marks the border", "pad circularly")

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from softequiv.actions import Acts, Pictures, Still, Tokens
-from softequiv.adapt.find import MOST_PREFIX_TOKENS, square_grid
+from softequiv.adapt.positions import MOST_PREFIX_TOKENS, square_grid
 from softequiv.asking.answers import asked, check_finite
 from softequiv.errors import SoftEquivError
 from softequiv.groups import Group

@@ -1,0 +1,177 @@
+"""Does the plan name every layer whose shape keeps it from turning with the picture, and no other?"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+import transformers
+from torch import Tensor, nn
+from torch.nn import functional
+
+import softequiv as se
+
+EXACT = 1e-5  # float32 rounding through a few layers, relative to the largest value
+
+
+class Call(nn.Module):
+    """A function that no module stands for."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x)
+
+
+def behind(layer: nn.Module) -> nn.Module:
+    return nn.Sequential(nn.Conv2d(3, 3, 3, padding=1), layer).eval()
+
+
+def error(model: nn.Module, move: Callable[[Tensor], Tensor], size: tuple[int, int], group: str) -> float:
+    """How far the softened model is from moving with the picture, relative to its answer; 1 for another shape."""
+    x = torch.randn(2, 3, *size, generator=torch.Generator().manual_seed(0))
+    soft = se.soften(copy.deepcopy(model), group, softness=0.0)
+    with torch.no_grad():
+        expected, found = move(soft(x)), soft(move(x))
+    return float((found - expected).abs().max() / expected.abs().max()) if found.shape == expected.shape else 1.0
+
+
+def turn_error(layer: nn.Module, size: int) -> float:
+    torch.manual_seed(0)
+    return error(behind(layer), lambda x: x.rot90(1, (-2, -1)), (size, size), "C4")
+
+
+SPOILED: list[tuple[str, nn.Module, int, str]] = [
+    (
+        "output padding",
+        nn.ConvTranspose2d(3, 4, 3, stride=2, padding=1, output_padding=1),
+        8,
+        "output_padding adds 1 pixels on one side, so it cannot turn with the picture; use a kernel of 4 and "
+        "output_padding=0",
+    ),
+    (
+        "output padding, dilated",
+        nn.ConvTranspose2d(3, 4, 3, stride=2, padding=1, output_padding=1, dilation=2),
+        8,
+        "output_padding adds 1 pixels on one side, so it cannot turn with the picture; use output_padding=0",
+    ),
+    ("dilation", nn.Conv2d(3, 4, 3, padding=(1, 2), dilation=(1, 2)), 9, "its padding is 1 along the height and 2"),
+    ("dilation alone", nn.Conv2d(3, 4, 3, padding="same", dilation=(1, 2)), 9, "its dilation is 1 along the height"),
+    (
+        "stride",
+        nn.Conv2d(3, 4, 3, stride=(2, 1), padding=1),
+        9,
+        "its stride is 2 along the height and 1 along the width",
+    ),
+    ("padding", nn.Conv2d(3, 4, 3, padding=(1, 0)), 9, "its padding is 1 along the height and 0 along the width"),
+    (
+        "padding that is a step of its own",
+        nn.Conv2d(3, 4, 3, padding=(1, 0), padding_mode="circular"),
+        9,
+        "the height is padded by 2 pixels and the width by 0, so it cannot turn with the picture; pad both alike",
+    ),
+    ("kernel", nn.AvgPool2d((2, 4), stride=2, padding=(0, 1)), 8, "its kernel is 2 along the height and 4"),
+    ("transposed", nn.ConvTranspose2d(3, 4, 3, stride=(2, 1)), 8, "its stride is 2 along the height"),
+    ("one side of the height", nn.ZeroPad2d((0, 0, 0, 1)), 8, "8 pixels are padded by 0 before and 1 after"),
+    ("upsampling", nn.Upsample(scale_factor=1.5), 9, "9 pixels are resized to 13, counted from one side"),
+    ("upsampling smoothly", nn.Upsample(scale_factor=1.5, mode="bilinear"), 9, "9 pixels are resized to 13, counted"),
+    ("upsampling one axis", nn.Upsample(scale_factor=(2, 1)), 8, "resized to 16 along the height and to 8 along the"),
+    ("downsampling", nn.Upsample(scale_factor=0.5), 8, "8 pixels are resized to 4, counted from one side"),
+    ("a call of max_pool2d", Call(lambda x: functional.max_pool2d(x, 2)), 9, "stride 2 leaves 1 of 9 pixels out"),
+    (
+        "a call with indices",
+        Call(lambda x: functional.max_pool2d(x, 2, return_indices=True)[0]),
+        9,
+        "stride 2 leaves 1 of 9 pixels out",
+    ),
+    ("a call of avg_pool2d", Call(lambda x: functional.avg_pool2d(x, kernel_size=2)), 9, "stride 2 leaves 1 of 9"),
+    ("a call of interpolate", Call(lambda x: functional.interpolate(x, 13)), 9, "9 pixels are resized to 13"),
+    (
+        "a call of conv2d",
+        Call(lambda x: functional.conv2d(x, x.new_ones(3, 3, 2, 2), stride=2)),
+        9,
+        "stride 2 leaves 1",
+    ),
+    ("a pool by powers", nn.LPPool2d(2, 2), 9, "stride 2 leaves 1 of 9 pixels out"),
+]
+
+KEPT: list[tuple[str, nn.Module, int]] = [
+    ("transposed", nn.ConvTranspose2d(3, 4, 4, stride=2, padding=1), 8),
+    ("transposed, odd", nn.ConvTranspose2d(3, 4, 3, stride=2, padding=1), 8),
+    ("upsampling", nn.Upsample(scale_factor=2), 9),
+    ("upsampling smoothly", nn.Upsample(size=13, mode="bilinear"), 9),
+    ("upsampling with corners", nn.Upsample(size=13, mode="bilinear", align_corners=True), 9),
+    ("adaptive", nn.AdaptiveAvgPool2d(3), 8),
+    ("dilation", nn.Conv2d(3, 4, 3, padding=2, dilation=2), 9),
+    ("a call of max_pool2d", Call(lambda x: functional.max_pool2d(x, 2)), 8),
+]
+
+
+@pytest.mark.parametrize(("layer", "size", "words"), [pytest.param(*row[1:], id=row[0]) for row in SPOILED])
+def test_the_plan_names_what_keeps_a_layer_from_turning(layer: nn.Module, size: int, words: str) -> None:
+    plan = se.plan(behind(layer), "C4", softness=0.0, image_size=size)
+    (uneven,) = plan.uneven
+    assert uneven.name == "1" and words in str(uneven) and str(uneven) in str(plan)
+    assert turn_error(layer, size) > 100 * EXACT
+
+
+@pytest.mark.parametrize(("layer", "size"), [pytest.param(*row[1:], id=row[0]) for row in KEPT])
+def test_the_plan_is_silent_where_a_layer_turns(layer: nn.Module, size: int) -> None:
+    plan = se.plan(behind(layer), "C4", softness=0.0, image_size=size)
+    assert plan.uneven == () and plan.note == ""
+    assert turn_error(layer, size) < EXACT
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        nn.Conv2d(3, 4, 3, stride=(1, 2), padding=1),
+        nn.Conv2d(3, 4, 3, padding=(1, 2), dilation=(1, 2)),
+        nn.MaxPool2d((2, 1)),
+        nn.Upsample(scale_factor=(1.5, 2)),
+        nn.Sequential(nn.ZeroPad2d((0, 0, 0, 1)), nn.Conv2d(3, 4, 3)),
+    ],
+    ids=str,
+)
+def test_a_flip_asks_nothing_of_the_other_axis(layer: nn.Module) -> None:
+    assert se.plan(behind(layer), "Reflection", softness=0.0, image_size=9).uneven == ()
+    torch.manual_seed(0)
+    assert error(behind(layer), lambda x: x.flip(-1), (9, 9), "Reflection") < EXACT
+
+
+def test_a_function_of_the_model_itself_is_named_so() -> None:
+    class Pooled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(3, 4, 3, padding=1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return functional.max_pool2d(self.conv(x), 2)
+
+    plan = se.plan(Pooled(), "C4", softness=0.0, image_size=9)
+    assert "geometry: the model: stride 2 leaves 1 of 9 pixels out on one side" in str(plan)
+
+
+def test_the_dry_run_draws_no_random_numbers() -> None:
+    model = behind(nn.Upsample(scale_factor=2))
+    before = torch.random.get_rng_state()
+    se.plan(model, "C4", softness=0.0, image_size=8)
+    assert torch.equal(before, torch.random.get_rng_state())
+
+
+def swin_v2() -> nn.Module:
+    config = transformers.Swinv2Config(
+        image_size=32, patch_size=4, embed_dim=16, depths=[2, 2], num_heads=[2, 2], window_size=4
+    )
+    return transformers.Swinv2Model(config)
+
+
+def test_swin_v2_says_what_tells_directions_apart() -> None:
+    reasons = {skipped.name: skipped.reason for skipped in se.plan(swin_v2(), "C4", softness=0.0).skipped}
+    biases = [reason for name, reason in reasons.items() if "continuous_position_bias_mlp" in name]
+    assert len(biases) == 8 and all("makes the biases of attention from coordinates" in reason for reason in biases)
+    assert "merges 2 x 2 neighbours" in reasons["encoder.layers.0.downsample.reduction.weight"]
