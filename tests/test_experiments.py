@@ -277,6 +277,18 @@ def test_at_its_best_and_monotone():
     assert not at_least_as_good(worse, ["ours"]).holds and not moves_the_error(worse, "ours").holds
 
 
+def test_a_rival_whose_accuracy_none_of_ours_reaches_is_told():
+    found = curves(rows(("ours", 0.5, 0.5, 0.1), ("other", 0.5, 0.9, 0.5)), "g", "e")
+    claim = better_at_equal_gain(found, ["ours"], "other")
+    assert not claim.holds and "1 have more accuracy than any of ours" in claim.evidence and "nan" not in claim.evidence
+
+
+@pytest.mark.parametrize(("apart", "holds"), [(0.1, True), (0.01, False)])
+def test_a_dial_whose_ends_lie_within_their_spread_moves_nothing(apart, holds):
+    found = rows(("ours", 0.0, 0.4, 1.0), ("ours", 1.0, 0.4 + apart, 1.0), spread=0.02)
+    assert moves_the_error(curves(found, "e", "g"), "ours").holds is holds
+
+
 def test_rank_correlation_and_spread():
     assert spearman([1, 2, 3, 4], [1, 3, 2, 4]) == pytest.approx(0.8)
     assert math.isnan(spearman([1, 2], [5, 5]))
