@@ -70,8 +70,25 @@ def test_a_cell_that_fails_is_named_and_the_others_are_kept(tmp_path):
         run_cells(cells(tmp_path, fails=2), work, tmp_path / "cells")
     assert sum(read_row(tmp_path / "cells", cell) is not None for cell in cells(tmp_path, fails=2)) == 3
     assert len(list((tmp_path / "cells").glob("*.error.txt"))) == 1
-    run_cells(cells(tmp_path, fails=2), lambda settings: {}, tmp_path / "cells")  # mended
+    run_cells(cells(tmp_path, fails=2), lambda settings: {"square": 4}, tmp_path / "cells")  # mended
     assert not list((tmp_path / "cells").glob("*.error.txt"))
+
+
+def failing(settings: Any) -> dict[str, Any]:
+    raise SoftEquivError(f"{settings['number'] % settings['causes']} is not there; set the folder")
+
+
+@pytest.mark.parametrize(
+    ("causes", "words"),
+    [
+        (1, r"number=0 .*: SoftEquivError: 0 is not there; set the folder \(and 99 more cells alike\)\. All of it"),
+        (60, r"0 is not there.*\(and 1 more cell alike\); .*1 is not there.*2 is not there.*; 57 more causes\. All"),
+    ],
+)
+def test_a_cause_is_told_once_however_many_cells_it_struck(tmp_path, causes, words):
+    with pytest.raises(SoftEquivError, match=f"^100 of 100 cells failed. .*{words}") as told:
+        run_cells(cells(tmp_path, 100, causes=causes), failing, tmp_path / "cells")
+    assert len(str(told.value)) < 1000 + 5 * len(str(tmp_path))
 
 
 @pytest.mark.slow
@@ -130,13 +147,33 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", '{"settings": {}}', "null"])
+@pytest.mark.parametrize(
+    "content",
+    [
+        *("", "{", "[]", '{"settings": {}}', "null", "[" * 100_000),
+        '{"settings": {}, "figures": {}, "seconds": 1, "device": "", "versions": {"torch": ""}}',
+        '{"settings": {}, "figures": [1], "seconds": 1, "device": "", "versions": {"torch": ""}}',
+        '{"settings": {}, "figures": {"a": 1}, "seconds": "x", "device": "", "versions": {"torch": ""}}',
+    ],
+)
 def test_a_cell_whose_file_cannot_be_read_is_computed_again(tmp_path, content):
     run_cells(cells(tmp_path), work, tmp_path / "cells")
     (tmp_path / "cells" / f"{cells(tmp_path)[1].key}.json").write_text(content)
     rows = run_cells(cells(tmp_path), work, tmp_path / "cells")
     assert rows[1]["square"] == 1
     assert computed(tmp_path) == [0, 1, 1, 2, 3]
+
+
+def test_a_cell_without_a_figure_that_the_page_needs_is_named(tmp_path):
+    experiment = Experiment("X", "Squares", lambda scale: cells(tmp_path), work, page)
+    reproduce(experiment, "small", out=tmp_path / "out")
+    file = tmp_path / "out" / "cells" / "X-small" / f"{cells(tmp_path)[1].key}.json"
+    file.write_text(file.read_text().replace("square", "other"))
+    words = rf"the cell number=1 .* has no figure 'square', which its page needs; remove .*{file.name} to compute it"
+    with pytest.raises(SoftEquivError, match=words):
+        reproduce(experiment, "small", out=tmp_path / "out")
+    file.unlink()
+    assert "| 1 | 1 |" in reproduce(experiment, "small", out=tmp_path / "out").read_text()
 
 
 def test_other_settings_are_another_cell():

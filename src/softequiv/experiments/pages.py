@@ -244,5 +244,5 @@ def spread_over_seeds(rows: Iterable[Row], figure: str, *by: str) -> dict[tuple[
     """The spread of a figure for each combination of settings, over everything else."""
     groups: dict[tuple[Any, ...], list[float]] = {}
     for row in rows:
-        groups.setdefault(tuple(row.settings.get(name) for name in by), []).append(float(row.figures[figure]))
+        groups.setdefault(tuple(row.settings.get(name) for name in by), []).append(float(row[figure]))
     return {key: Spread.of(values) for key, values in groups.items()}
