@@ -254,6 +254,25 @@ def test_other_files_beside_the_pages_are_left_alone(tmp_path, content):
     assert "squares shrink" in (tmp_path / "index.md").read_text()
 
 
+ODD_CLAIMS = ({"text": "squares grow"}, {"text": "squares grow", "holds": "yes", "evidence": "they do"}, None, 3)
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["{", "", "[1]", "[" * 100_000, '{"title": 3, "claims": [], "rows": []}']
+    + [json.dumps({"title": "X. Squares", "claims": [claim], "rows": []}) for claim in ODD_CLAIMS],
+)
+def test_a_page_whose_rows_are_damaged_is_left_out_of_the_index_with_a_line(tmp_path, content):
+    write_page(page([], "small"), [], tmp_path, "X-small")
+    (tmp_path / "X-small.json").write_text(content)
+    write_page(page([], "small"), [], tmp_path, "Y-small")
+    index = (tmp_path / "index.md").read_text()
+    said = "[X-small](X-small.md) is left out: X-small.json is damaged; `softequiv reproduce X --scale small` writes it"
+    assert index.count(said) == 1 and "Y-small.md) | squares grow" in index and "(X-small.md) | " not in index
+    write_page(page([], "small"), [], tmp_path, "X-small")
+    assert "damaged" not in (tmp_path / "index.md").read_text()
+
+
 def test_bars_and_lines_do_not_break_a_table():
     lines = Table("", ["|G|", "b"], [["two\nlines", "a | b"]]).markdown().split("\n")
     assert [line for line in lines if line] == [r"| \|G\| | b |", "| --- | --- |", r"| two lines | a \| b |"]

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from softequiv._files import written_whole
+from softequiv._files import read_json, written_whole
 from softequiv.experiments.cells import Row
 
 LONGEST = 20_000  # characters of a figure that is told beside a page
@@ -119,22 +119,21 @@ def write_page(page: Page, rows: Sequence[Row], folder: Path, name: str) -> Path
     return folder / f"{name}.md"
 
 
+@dataclass(frozen=True)
+class Listed:
+    """A page that is there, as its JSON tells it: a link to it and its claims."""
+
+    link: str
+    claims: Sequence[Claim]
+
+
 def write_index(folder: Path) -> None:
-    """index.md: what was claimed and how often it held, then every claim of every page, with its evidence."""
-    claims: list[tuple[str, dict[str, Any]]] = []  # a link to its page, the claim
-    for file in sorted(folder.glob("*-*.json")):
-        try:
-            told = json.loads(file.read_text(encoding="utf-8"))
-        except ValueError:
-            continue
-        if not isinstance(told, dict) or not {"title", "claims", "rows"} <= told.keys():
-            continue  # some other file
-        name = told["title"].partition(".")[0]
-        claims += [(f"[{name}]({file.stem}.md)", claim) for claim in told["claims"]]
-    lines = [
-        [link, claim["text"], "holds" if claim["holds"] else "does not hold", claim["evidence"]]
-        for link, claim in claims
-    ]
+    """index.md: what was claimed and how often it held, then every claim of every page, with its evidence; a page whose
+    JSON cannot be read is named.
+    """
+    found = {file: listed(file) for file in sorted(folder.glob("*-*.json")) if file.with_suffix(".md").is_file()}
+    claims = [(page.link, claim) for page in found.values() if page for claim in page.claims]
+    lines = [[link, claim.text, outcome(claim), claim.evidence] for link, claim in claims]
     summary = Table(
         "What was to be shown, and in how many of the settings in which it was tried it was found. Each page has its "
         "data, seeds, spread and command.",
@@ -142,16 +141,41 @@ def write_index(folder: Path) -> None:
         summed_up(claims),
     )
     table = Table("## Claim by claim", ["", "claim", "", "evidence"], lines)
+    parts = ["# Results\n", summary.markdown(), *(damaged(file) for file, page in found.items() if page is None)]
     with written_whole(folder / "index.md") as part:
-        part.write_text(f"# Results\n\n{summary.markdown()}\n{table.markdown()}", encoding="utf-8")
+        part.write_text("\n".join([*parts, table.markdown()]), encoding="utf-8")
 
 
-def summed_up(claims: Sequence[tuple[str, dict[str, Any]]]) -> list[list[str]]:
+def listed(file: Path) -> Listed | None:
+    """The page of a JSON file, if the file is whole."""
+    try:
+        told = read_json(file.read_text(encoding="utf-8"))
+        if not {"title", "claims", "rows"} <= told.keys():
+            return Listed(file.stem, ())  # some other file
+        claims = [Claim(**claim) for claim in told["claims"]]
+        title = told["title"].partition(".")[0]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+    whole = all(isinstance(claim.holds, bool) and isinstance(claim.text + claim.evidence, str) for claim in claims)
+    return Listed(f"[{title}]({file.stem}.md)", claims) if whole else None
+
+
+def damaged(file: Path) -> str:
+    """What the index says in place of the claims of a page whose JSON is damaged."""
+    return f"[{file.stem}]({file.stem}.md) is left out: {file.name} is damaged; `{again(file.stem)}` writes it again.\n"
+
+
+def outcome(claim: Claim) -> str:
+    """What was found of a claim."""
+    return "holds" if claim.holds else "does not hold"
+
+
+def summed_up(claims: Sequence[tuple[str, Claim]]) -> list[list[str]]:
     """Claims that say the same of several settings, "setting: claim", as one line each, the most tried first."""
     alike: dict[str, dict[str, list[bool]]] = {}
     for link, claim in claims:
-        general = claim["text"].rpartition(": ")[2]
-        alike.setdefault(general, {}).setdefault(link, []).append(claim["holds"])
+        general = claim.text.rpartition(": ")[2]
+        alike.setdefault(general, {}).setdefault(link, []).append(claim.holds)
     return [
         [
             general,
@@ -203,7 +227,7 @@ def markdown(page: Page, rows: Sequence[Row], name: str) -> str:
     """The page as text."""
     parts = [f"# {page.title}", *page.sentences]
     if page.claims:
-        claims = [[claim.text, "holds" if claim.holds else "does not hold", claim.evidence] for claim in page.claims]
+        claims = [[claim.text, outcome(claim), claim.evidence] for claim in page.claims]
         parts.append(Table("What was to be shown, and what was found:", ["claim", "", "evidence"], claims).markdown())
     parts += [f"![{figure.alt}]({name}-{figure.name}.svg)" for figure in page.figures]
     parts += [table.markdown() for table in page.tables]
@@ -217,12 +241,20 @@ def made_with(rows: Sequence[Row], name: str) -> str:
     devices = sorted({row.device for row in rows})
     minutes = sum(row.seconds for row in rows) / 60
     spent = f"{minutes:.0f} minutes" if minutes < 60 else f"{minutes / 60:.1f} hours"
-    experiment, _, scale = name.rpartition("-")
     return (
         f"{len(rows)} cells, {spent} in all, on {' and '.join(devices)}; {' and '.join(versions)}. "
-        f"Again by `softequiv reproduce {experiment} --scale {scale}`. All rows: [{name}.json]({name}.json), "
-        f"[{name}.csv]({name}.csv)."
+        f"Again by `{again(name)}`. All rows: [{name}.json]({name}.json), [{name}.csv]({name}.csv)."
     )
+
+
+def again(name: str) -> str:
+    """The command that writes a page.
+
+    >>> again("hard-vs-smooth-small")
+    'softequiv reproduce hard-vs-smooth --scale small'
+    """
+    experiment, _, scale = name.rpartition("-")
+    return f"softequiv reproduce {experiment} --scale {scale}"
 
 
 def drawn(figure: Figure) -> bytes:
