@@ -273,6 +273,19 @@ def test_a_page_whose_rows_are_damaged_is_left_out_of_the_index_with_a_line(tmp_
     assert "damaged" not in (tmp_path / "index.md").read_text()
 
 
+def test_a_figure_of_the_cells_of_a_table_does_not_count_its_claims_again(tmp_path):
+    every = run_cells(cells(tmp_path), work, tmp_path / "cells")
+    table = Page("T. All", [], [Claim("a: squares grow", True, "4 of 4"), Claim("b: squares grow", False, "0 of 4")])
+    figure = Page("F. Some", [], [Claim("a: squares grow", True, "4 of 4"), Claim("c: squares grow", True, "2 of 2")])
+    write_page(figure, every[:2], tmp_path, "F-small")
+    write_page(table, every, tmp_path, "T-small")
+    write_page(table, every, tmp_path, "T-full")  # other cells, that the figures agree is chance
+    index = (tmp_path / "index.md").read_text()
+    where = "[F](F-small.md) 1 of 1, [T](T-full.md) 1 of 2, [T](T-small.md) 1 of 2"
+    assert f"| squares grow | 3 of 5 | {where} |" in index
+    assert "| [F](F-small.md) | a: squares grow | holds | 4 of 4 |" in index
+
+
 def test_bars_and_lines_do_not_break_a_table():
     lines = Table("", ["|G|", "b"], [["two\nlines", "a | b"]]).markdown().split("\n")
     assert [line for line in lines if line] == [r"| \|G\| | b |", "| --- | --- |", r"| two lines | a \| b |"]

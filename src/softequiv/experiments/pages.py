@@ -121,10 +121,12 @@ def write_page(page: Page, rows: Sequence[Row], folder: Path, name: str) -> Path
 
 @dataclass(frozen=True)
 class Listed:
-    """A page that is there, as its JSON tells it: a link to it and its claims."""
+    """A page that is there, as its JSON tells it: a link to it, its scale, its claims, and how many cells it has."""
 
     link: str
+    scale: str
     claims: Sequence[Claim]
+    cells: int
 
 
 def write_index(folder: Path) -> None:
@@ -132,13 +134,13 @@ def write_index(folder: Path) -> None:
     JSON cannot be read is named.
     """
     found = {file: listed(file) for file in sorted(folder.glob("*-*.json")) if file.with_suffix(".md").is_file()}
-    claims = [(page.link, claim) for page in found.values() if page for claim in page.claims]
-    lines = [[link, claim.text, outcome(claim), claim.evidence] for link, claim in claims]
+    pages = [page for page in found.values() if page]
+    lines = [[page.link, claim.text, outcome(claim), claim.evidence] for page in pages for claim in page.claims]
     summary = Table(
-        "What was to be shown, and in how many of the settings in which it was tried it was found. Each page has its "
-        "data, seeds, spread and command.",
+        "What was to be shown, and in how many of the settings in which it was tried it was found; what a figure says "
+        "again of the cells of a table is counted with the table. Each page has its data, seeds, spread and command.",
         ["claim", "holds", "where it was tried"],
-        summed_up(claims),
+        summed_up(counted_once(pages)),
     )
     table = Table("## Claim by claim", ["", "claim", "", "evidence"], lines)
     parts = ["# Results\n", summary.markdown(), *(damaged(file) for file, page in found.items() if page is None)]
@@ -151,13 +153,14 @@ def listed(file: Path) -> Listed | None:
     try:
         told = read_json(file.read_text(encoding="utf-8"))
         if not {"title", "claims", "rows"} <= told.keys():
-            return Listed(file.stem, ())  # some other file
+            return Listed(file.stem, "", (), 0)  # some other file
         claims = [Claim(**claim) for claim in told["claims"]]
-        title = told["title"].partition(".")[0]
+        link = f"[{told['title'].partition('.')[0]}]({file.stem}.md)"
+        page = Listed(link, file.stem.rpartition("-")[2], claims, len(told["rows"]))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
     whole = all(isinstance(claim.holds, bool) and isinstance(claim.text + claim.evidence, str) for claim in claims)
-    return Listed(f"[{title}]({file.stem}.md)", claims) if whole else None
+    return page if whole else None
 
 
 def damaged(file: Path) -> str:
@@ -168,6 +171,16 @@ def damaged(file: Path) -> str:
 def outcome(claim: Claim) -> str:
     """What was found of a claim."""
     return "holds" if claim.holds else "does not hold"
+
+
+def counted_once(pages: Sequence[Listed]) -> list[tuple[str, Claim]]:
+    """Every claim with a link to its page, but of pages of one scale that claim the same by the same evidence only the
+    one with the most cells: a figure shows some of the cells of a table.
+    """
+    owners: dict[tuple[str, Claim], Listed] = {}
+    for page in sorted(pages, key=lambda page: page.cells):
+        owners.update({(page.scale, claim): page for claim in page.claims})
+    return [(page.link, claim) for page in pages for claim in page.claims if owners[page.scale, claim] is page]
 
 
 def summed_up(claims: Sequence[tuple[str, Claim]]) -> list[list[str]]:
