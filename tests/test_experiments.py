@@ -200,6 +200,7 @@ def test_a_page_says_what_was_claimed_found_and_how_to_do_it_again(tmp_path):
     assert "softequiv reproduce X --scale small" in text
     told = json.loads((tmp_path / "out" / "X-small.json").read_text())
     assert [row["figures"]["square"] for row in told["rows"]] == [0, 1, 4, 9]
+    assert {row["versions"]["softequiv"] for row in told["rows"]} == {se.__version__}
     assert (tmp_path / "out" / "X-small.csv").read_text().splitlines()[-1].endswith(",9")
     assert "[X](X-small.md) | squares grow | holds" in (tmp_path / "out" / "index.md").read_text()
     before = (tmp_path / "out" / "X-small-line.svg").read_bytes()
