@@ -449,6 +449,40 @@ def test_a_run_is_taken_up_whose_loss_has_not_touched_every_weight(tmp_path, opt
     assert same(weights(again), weights(whole))
 
 
+def cut_from(path: Path, name: str) -> None:
+    """Take a part of its tensors, or what is told under a name, out of a saved training."""
+    parts, told = saved.read(path)
+    *outer, last = name.split("/")
+    place: dict[str, object] = {"parts": parts, "told": told}
+    for step in outer:
+        place = place[step]  # type: ignore[assignment]
+    del place[last]
+    saved.write(path, parts, told)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("told/recipe", "told/standing", "told/optimizer", "told/optimizer/param_groups", "told/step/batches"),
+        *("parts/model", "parts/optimizer", "parts/average", "parts/best"),
+    ],
+)
+def test_what_a_saved_run_lacks_is_said(tmp_path, name):
+    recipe = Recipe(epochs=2, batch=8, ema=0.9)
+    fit(network(), numbers(), recipe, STILL, folder=tmp_path)
+    cut_from(tmp_path / "training.safetensors", name)
+    words = rf"no saved training that can be read \(.*{name.split('/')[-1]}.*\); remove it to start anew"
+    with pytest.raises(SoftEquivError, match=words):
+        fit(network(), numbers(), recipe, STILL, folder=tmp_path)
+
+
+@pytest.mark.parametrize("told", [3, [], {"recipe": 3}, {"recipe": []}])
+def test_a_saved_run_that_tells_something_else_is_answered_by_a_sentence(tmp_path, told):
+    saved.write(tmp_path / "training.safetensors", {"model": {"0": torch.zeros(1)}}, told)
+    with pytest.raises(SoftEquivError, match="no saved training that can be read"):
+        fit(network(), numbers(), Recipe(epochs=1), STILL, folder=tmp_path)
+
+
 @pytest.mark.parametrize(
     ("model", "task", "words"),
     [
