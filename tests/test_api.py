@@ -1,6 +1,12 @@
 """The public names, guarded: a new one is added here and to the documentation on purpose."""
 
+from importlib import metadata
+
+import pytest
+
 import softequiv as se
+from softequiv.certify.certificate import versions
+from softequiv.cli import doctor
 
 GROUPS = "SO O C D S SU2 Lorentz Reflection Scaling Shifts group_from parse_group Group Element"
 RANGES = "Angle degrees radians parse_range"
@@ -33,3 +39,11 @@ def test_the_public_names_are_these():
 def test_every_public_name_is_documented():
     for name in se.__all__:
         assert (getattr(se, name).__doc__ or "").strip(), name
+
+
+def test_the_version_is_known_from_a_source_tree_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    def not_installed(name: str) -> str:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "version", not_installed)
+    assert versions()["softequiv"] == doctor.versions()["softequiv"] == se.__version__ != ""

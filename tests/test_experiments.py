@@ -70,8 +70,25 @@ def test_a_cell_that_fails_is_named_and_the_others_are_kept(tmp_path):
         run_cells(cells(tmp_path, fails=2), work, tmp_path / "cells")
     assert sum(read_row(tmp_path / "cells", cell) is not None for cell in cells(tmp_path, fails=2)) == 3
     assert len(list((tmp_path / "cells").glob("*.error.txt"))) == 1
-    run_cells(cells(tmp_path, fails=2), lambda settings: {}, tmp_path / "cells")  # mended
+    run_cells(cells(tmp_path, fails=2), lambda settings: {"square": 4}, tmp_path / "cells")  # mended
     assert not list((tmp_path / "cells").glob("*.error.txt"))
+
+
+def failing(settings: Any) -> dict[str, Any]:
+    raise SoftEquivError(f"{settings['number'] % settings['causes']} is not there; set the folder")
+
+
+@pytest.mark.parametrize(
+    ("causes", "words"),
+    [
+        (1, r"number=0 .*: SoftEquivError: 0 is not there; set the folder \(and 99 more cells alike\)\. All of it"),
+        (60, r"0 is not there.*\(and 1 more cell alike\); .*1 is not there.*2 is not there.*; 57 more causes\. All"),
+    ],
+)
+def test_a_cause_is_told_once_however_many_cells_it_struck(tmp_path, causes, words):
+    with pytest.raises(SoftEquivError, match=f"^100 of 100 cells failed. .*{words}") as told:
+        run_cells(cells(tmp_path, 100, causes=causes), failing, tmp_path / "cells")
+    assert len(str(told.value)) < 1000 + 5 * len(str(tmp_path))
 
 
 @pytest.mark.slow
@@ -130,13 +147,33 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", '{"settings": {}}', "null"])
+@pytest.mark.parametrize(
+    "content",
+    [
+        *("", "{", "[]", '{"settings": {}}', "null", "[" * 100_000),
+        '{"settings": {}, "figures": {}, "seconds": 1, "device": "", "versions": {"torch": ""}}',
+        '{"settings": {}, "figures": [1], "seconds": 1, "device": "", "versions": {"torch": ""}}',
+        '{"settings": {}, "figures": {"a": 1}, "seconds": "x", "device": "", "versions": {"torch": ""}}',
+    ],
+)
 def test_a_cell_whose_file_cannot_be_read_is_computed_again(tmp_path, content):
     run_cells(cells(tmp_path), work, tmp_path / "cells")
     (tmp_path / "cells" / f"{cells(tmp_path)[1].key}.json").write_text(content)
     rows = run_cells(cells(tmp_path), work, tmp_path / "cells")
     assert rows[1]["square"] == 1
     assert computed(tmp_path) == [0, 1, 1, 2, 3]
+
+
+def test_a_cell_without_a_figure_that_the_page_needs_is_named(tmp_path):
+    experiment = Experiment("X", "Squares", lambda scale: cells(tmp_path), work, page)
+    reproduce(experiment, "small", out=tmp_path / "out")
+    file = tmp_path / "out" / "cells" / "X-small" / f"{cells(tmp_path)[1].key}.json"
+    file.write_text(file.read_text().replace("square", "other"))
+    words = rf"the cell number=1 .* has no figure 'square', which its page needs; remove .*{file.name} to compute it"
+    with pytest.raises(SoftEquivError, match=words):
+        reproduce(experiment, "small", out=tmp_path / "out")
+    file.unlink()
+    assert "| 1 | 1 |" in reproduce(experiment, "small", out=tmp_path / "out").read_text()
 
 
 def test_other_settings_are_another_cell():
@@ -163,6 +200,7 @@ def test_a_page_says_what_was_claimed_found_and_how_to_do_it_again(tmp_path):
     assert "softequiv reproduce X --scale small" in text
     told = json.loads((tmp_path / "out" / "X-small.json").read_text())
     assert [row["figures"]["square"] for row in told["rows"]] == [0, 1, 4, 9]
+    assert {row["versions"]["softequiv"] for row in told["rows"]} == {se.__version__}
     assert (tmp_path / "out" / "X-small.csv").read_text().splitlines()[-1].endswith(",9")
     assert "[X](X-small.md) | squares grow | holds" in (tmp_path / "out" / "index.md").read_text()
     before = (tmp_path / "out" / "X-small-line.svg").read_bytes()
@@ -215,6 +253,38 @@ def test_other_files_beside_the_pages_are_left_alone(tmp_path, content):
     (tmp_path / "package-lock.json").write_text(content)
     write_page(page([], "smoke"), [], tmp_path, "X-smoke")
     assert "squares shrink" in (tmp_path / "index.md").read_text()
+
+
+ODD_CLAIMS = ({"text": "squares grow"}, {"text": "squares grow", "holds": "yes", "evidence": "they do"}, None, 3)
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["{", "", "[1]", "[" * 100_000, '{"title": 3, "claims": [], "rows": []}']
+    + [json.dumps({"title": "X. Squares", "claims": [claim], "rows": []}) for claim in ODD_CLAIMS],
+)
+def test_a_page_whose_rows_are_damaged_is_left_out_of_the_index_with_a_line(tmp_path, content):
+    write_page(page([], "small"), [], tmp_path, "X-small")
+    (tmp_path / "X-small.json").write_text(content)
+    write_page(page([], "small"), [], tmp_path, "Y-small")
+    index = (tmp_path / "index.md").read_text()
+    said = "[X-small](X-small.md) is left out: X-small.json is damaged; `softequiv reproduce X --scale small` writes it"
+    assert index.count(said) == 1 and "Y-small.md) | squares grow" in index and "(X-small.md) | " not in index
+    write_page(page([], "small"), [], tmp_path, "X-small")
+    assert "damaged" not in (tmp_path / "index.md").read_text()
+
+
+def test_a_figure_of_the_cells_of_a_table_does_not_count_its_claims_again(tmp_path):
+    every = run_cells(cells(tmp_path), work, tmp_path / "cells")
+    table = Page("T. All", [], [Claim("a: squares grow", True, "4 of 4"), Claim("b: squares grow", False, "0 of 4")])
+    figure = Page("F. Some", [], [Claim("a: squares grow", True, "4 of 4"), Claim("c: squares grow", True, "2 of 2")])
+    write_page(figure, every[:2], tmp_path, "F-small")
+    write_page(table, every, tmp_path, "T-small")
+    write_page(table, every, tmp_path, "T-full")  # other cells, that the figures agree is chance
+    index = (tmp_path / "index.md").read_text()
+    where = "[F](F-small.md) 1 of 1, [T](T-full.md) 1 of 2, [T](T-small.md) 1 of 2"
+    assert f"| squares grow | 3 of 5 | {where} |" in index
+    assert "| [F](F-small.md) | a: squares grow | holds | 4 of 4 |" in index
 
 
 def test_bars_and_lines_do_not_break_a_table():

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import os
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -394,6 +396,62 @@ def test_one_picture_of_each_class_teaches_and_the_other_asks(tmp_path: Path, mo
         splits.add(tuple(sorted(shades[0])))
     t3.one_of_each.cache_clear()
     assert len(splits) > 1
+
+
+def imagenet_of_ten_classes(folder: Path) -> None:
+    """Folders as ImageNet has them, with noise for pictures."""
+    from PIL import Image
+
+    for part, count in (("train", 6), ("val", 2)):
+        for label in range(10):
+            place = folder / part / f"n{label:08}"
+            place.mkdir(parents=True)
+            for number in range(count):
+                noise = torch.randint(256, (40, 44, 3), dtype=torch.uint8)
+                Image.fromarray(noise.numpy()).save(place / f"{number}.jpg")
+
+
+def test_the_full_recipe_of_t3_trains_and_judges_a_cell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    strengths: list[int] = []
+    tried: dict[str, Any] = {}
+
+    def brightened(operations: int, strength: int) -> Callable[[Tensor], Tensor]:
+        strengths.append(strength)
+        return lambda picture: (picture // 2 + strength).to(torch.uint8)
+
+    def watched(arm: Any, task: Any, recipe: Any, judge: Any, moves: Any, transform: Any) -> Figures:
+        tried.update(recipe=recipe, task=task, transform=transform)
+        return trained_and_judged(arm, task, recipe, judge, moves, transform)
+
+    transforms = SimpleNamespace(RandAugment=brightened)  # torchvision is no dependency of the tests
+    monkeypatch.setitem(sys.modules, "torchvision.transforms.v2", transforms)
+    monkeypatch.setitem(sys.modules, "torchvision.transforms", SimpleNamespace(v2=transforms))
+    monkeypatch.setitem(sys.modules, "torchvision", SimpleNamespace())
+    config = transformers.ViTConfig(image_size=32, patch_size=8, num_labels=t3.CLASSES, **TINY)
+    monkeypatch.setattr(t3, "opened", lambda *_: transformers.ViTForImageClassification(config))
+    monkeypatch.setattr(t3, "trained_and_judged", watched)
+    monkeypatch.setattr(t3, "SIZE", 32)
+    monkeypatch.setattr(t3, "FULL", replace(t3.FULL, batch=16))
+    imagenet_of_ten_classes(tmp_path / "imagenet")
+    monkeypatch.setenv("SOFTEQUIV_DATA", str(tmp_path))
+    t3.imagenet.cache_clear()
+    cell = next(cell for cell in t3.cells("full") if cell.settings["arm"] == "ours")
+    figures = t3.work({**cell.settings, "epochs": 5})
+    t3.imagenet.cache_clear()
+
+    assert {figure for figure, _, _ in (t3.SHOWN | t3.BEYOND).values()} <= set(figures) and math.isfinite(
+        figures["last loss"]
+    )
+    assert figures["trained on"] + len(tried["task"].validation) == 60 and figures["tested on"] == 20
+    assert tried["recipe"] == replace(t3.FULL, epochs=5)
+    assert tried["task"].label_smoothing == t3.SMOOTHING
+    assert set(strengths) <= set(range(7, 12)) and len(strengths) == 5 * (figures["trained on"] // 16) * 16
+
+    x, y = tried["task"].train.batch(torch.arange(16))
+    varied, mixed = tried["transform"](x, y, torch.Generator().manual_seed(0))
+    assert varied.shape == x.shape and not any(map(torch.equal, varied, x))
+    assert mixed.shape == (16, t3.CLASSES) and torch.allclose(mixed.sum(1), torch.ones(16))
+    assert (mixed > 0).sum(1).max() == 2
 
 
 def test_missing_data_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

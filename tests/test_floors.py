@@ -12,7 +12,7 @@ SOURCE = Path(__file__).resolve().parent.parent / "src" / PACKAGE
 
 # Bottom to top. Rooms on one floor do not import each other; a room may import itself and all floors below it.
 FLOORS: tuple[tuple[str, ...], ...] = (
-    ("errors", "_linalg", "_cache", "_files", "_text"),  # helpers, for everyone; among themselves they are free
+    ("errors", "_linalg", "_cache", "_files", "_text", "_version"),  # helpers for everyone, free among themselves
     ("groups",),
     ("reps",),
     ("actions",),

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.nn import functional
@@ -21,11 +22,12 @@ from torch.nn import functional
 import softequiv as se
 from softequiv.actions import Moves, Pictures, Still
 from softequiv.errors import SoftEquivError
+from softequiv.experiments.backbones import ResNet56
 from softequiv.holding import GainLimit, HeldByMeasurement, limit_gain
 from softequiv.tasks.base import Examples, Held, Task
 from softequiv.training import Recipe, fit, saved
 from softequiv.training.loop import plain
-from softequiv.training.parameters import parameter_groups
+from softequiv.training.parameters import head_name, parameter_groups
 
 STILL = Moves(Still(), se.C(1))
 
@@ -234,6 +236,103 @@ def test_layers_below_learn_more_slowly_and_vectors_do_not_decay():
     assert decay[id(net["end"].bias)] == 0.0 and decay[id(net["end"].weight)] == 0.1
 
 
+def rates_of(model: nn.Module, decay: float = 0.65) -> dict[str, float]:
+    """The rate of every weight by its name, in the order in which they stand."""
+    groups = parameter_groups(model, Recipe(rate=1.0, layer_decay=decay))
+    rates = {id(weight): group["lr"] for group in groups for weight in group["params"]}
+    return {name: rates[id(weight)] for name, weight in model.named_parameters()}
+
+
+def vit() -> nn.Module:
+    sizes = {"hidden_size": 8, "num_attention_heads": 2, "intermediate_size": 8, "image_size": 8, "patch_size": 4}
+    return transformers.ViTForImageClassification(transformers.ViTConfig(num_hidden_layers=3, **sizes))
+
+
+def dinov2() -> nn.Module:
+    sizes = {"hidden_size": 8, "num_attention_heads": 2, "image_size": 8, "patch_size": 4}
+    return transformers.Dinov2ForImageClassification(transformers.Dinov2Config(num_hidden_layers=3, **sizes))
+
+
+def resnet() -> nn.Module:
+    sizes = {"embedding_size": 4, "hidden_sizes": [8, 8], "depths": [2, 3]}
+    return transformers.ResNetForImageClassification(transformers.ResNetConfig(**sizes))
+
+
+def segformer() -> nn.Module:
+    sizes = {"hidden_sizes": [8] * 4, "depths": [1, 2, 1, 1], "num_attention_heads": [1] * 4, "decoder_hidden_size": 8}
+    return transformers.SegformerForSemanticSegmentation(transformers.SegformerConfig(**sizes))
+
+
+# by model: the stem, the blocks from the first to the last, and what stands behind the last
+LAID_OUT: dict[str, tuple[Callable[[], nn.Module], list[str], list[str], list[str]]] = {
+    "ViT": (vit, ["vit.embeddings"], [f"vit.layers.{i}" for i in range(3)], ["vit.layernorm"]),
+    "DINOv2": (dinov2, ["dinov2.embeddings"], [f"dinov2.encoder.layer.{i}" for i in range(3)], ["dinov2.layernorm"]),
+    "ResNet": (
+        resnet,
+        ["resnet.embedder"],
+        [f"resnet.encoder.stages.{i}.layers.{j}" for i, depth in ((0, 2), (1, 3)) for j in range(depth)],
+        [],
+    ),
+    "ResNet-56": (ResNet56, ["conv1", "bn1"], [f"layer{i}.{j}" for i in (1, 2, 3) for j in range(9)], []),
+    "SegFormer": (
+        segformer,
+        ["segformer.stages.0.patch_embeddings"],
+        [f"segformer.stages.{i}.blocks.{j}" for i, j in ((0, 0), (1, 0), (1, 1), (2, 0), (3, 0))],
+        [
+            "segformer.stages.3.layer_norm",
+            "decode_head.linear_projections",
+            "decode_head.linear_fuse",
+            "decode_head.batch_norm",
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LAID_OUT)
+@pytest.mark.parametrize("softened", [False, True])
+def test_rates_rise_block_by_block_from_the_stem_to_the_head(name, softened):
+    build, stem, blocks, behind = LAID_OUT[name]
+    model = build()
+    if softened:
+        se.soften(model, "C4", softness=0.5)
+    rates = rates_of(model)
+
+    def rates_in(place: str) -> set[float]:
+        return {rate for own, rate in rates.items() if own.startswith(f"{place}.")}
+
+    below = len(blocks)
+    for place, steps in (
+        *((place, below + 1) for place in stem),
+        *((place, below - number) for number, place in enumerate(blocks)),
+        *((place, 1) for place in behind),
+        (head_name(model), 0),
+    ):
+        assert rates_in(place) == {0.65**steps}, place
+    assert [*rates.values()] == sorted(rates.values())
+
+
+def test_a_parametrised_weight_of_the_model_itself_is_of_the_stem_and_not_the_head():
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.positions = nn.Parameter(torch.zeros(2, 2))
+            self.blocks = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+            self.head = nn.Linear(2, 2)
+
+    net = Net()
+    nn.utils.parametrize.register_parametrization(net, "positions", nn.Identity())
+    assert head_name(net) == "head"
+    assert rates_of(net, 0.5)["parametrizations.positions.original"] == 0.125
+
+
+def test_layers_in_a_row_are_blocks_where_there_are_none_larger():
+    layers = nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.ReLU(), nn.Conv2d(2, 2, 3), nn.Flatten(), nn.Linear(2, 2)
+    net = nn.Sequential(*layers)
+    rates = rates_of(net, 0.5)
+    assert [rates[f"{place}.weight"] for place in (0, 1, 3, 5)] == [0.25, 0.25, 0.5, 1.0]
+    assert set(rates_of(nn.Linear(2, 2), 0.5).values()) == {1.0}
+
+
 def test_bf16_leaves_a_plain_model_behind():
     net = network()
     fit(net, numbers(), Recipe(epochs=1, batch=16, precision="bf16"), STILL)
@@ -348,6 +447,40 @@ def test_a_run_is_taken_up_whose_loss_has_not_touched_every_weight(tmp_path, opt
         fit(cut, numbers(), recipe, STILL, folder=tmp_path, after_step=[waking(cut), killing(6)])
     fit(again, numbers(), recipe, STILL, folder=tmp_path, after_step=[waking(again)])
     assert same(weights(again), weights(whole))
+
+
+def cut_from(path: Path, name: str) -> None:
+    """Take a part of its tensors, or what is told under a name, out of a saved training."""
+    parts, told = saved.read(path)
+    *outer, last = name.split("/")
+    place: dict[str, object] = {"parts": parts, "told": told}
+    for step in outer:
+        place = place[step]  # type: ignore[assignment]
+    del place[last]
+    saved.write(path, parts, told)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("told/recipe", "told/standing", "told/optimizer", "told/optimizer/param_groups", "told/step/batches"),
+        *("parts/model", "parts/optimizer", "parts/average", "parts/best"),
+    ],
+)
+def test_what_a_saved_run_lacks_is_said(tmp_path, name):
+    recipe = Recipe(epochs=2, batch=8, ema=0.9)
+    fit(network(), numbers(), recipe, STILL, folder=tmp_path)
+    cut_from(tmp_path / "training.safetensors", name)
+    words = rf"no saved training that can be read \(.*{name.split('/')[-1]}.*\); remove it to start anew"
+    with pytest.raises(SoftEquivError, match=words):
+        fit(network(), numbers(), recipe, STILL, folder=tmp_path)
+
+
+@pytest.mark.parametrize("told", [3, [], {"recipe": 3}, {"recipe": []}])
+def test_a_saved_run_that_tells_something_else_is_answered_by_a_sentence(tmp_path, told):
+    saved.write(tmp_path / "training.safetensors", {"model": {"0": torch.zeros(1)}}, told)
+    with pytest.raises(SoftEquivError, match="no saved training that can be read"):
+        fit(network(), numbers(), Recipe(epochs=1), STILL, folder=tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ One idea: a weight is a vector in a representation of the group, `rho_W(g) W = r
 equivariant exactly when its weight is invariant. So filter the weight's group spectrum.
 """
 
+from softequiv._version import __version__ as __version__
 from softequiv.actions import Acts, Moves, Pictures, Points, Still, Tokens, Vectors
 from softequiv.adapt import (
     Plan,
@@ -76,8 +77,6 @@ from softequiv.reps import (
     vector,
 )
 from softequiv.spectrum import Filter, Spectrum, dense, spectrum
-
-__version__ = "0.1.0"
 
 __all__ = [
     "SO",

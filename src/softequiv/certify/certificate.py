@@ -11,7 +11,6 @@ import math
 import platform
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import Any, TypeVar, cast, get_type_hints
 
@@ -21,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from softequiv._text import aligned
+from softequiv._version import __version__
 from softequiv.adapt.bake import bake
 from softequiv.adapt.checkpoint import action_of
 from softequiv.adapt.find import Found, Setting, find, refuse_unready
@@ -269,12 +269,8 @@ def bakeable(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 def versions() -> dict[str, str]:
     """What computed the figures."""
-    try:
-        own = metadata.version("softequiv")
-    except metadata.PackageNotFoundError:  # run from a source tree
-        own = "unknown"
     return {
-        "softequiv": own,
+        "softequiv": __version__,
         "torch": torch.__version__,
         "numpy": numpy.__version__,
         "python": platform.python_version(),

@@ -14,12 +14,13 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from softequiv._version import __version__
 from softequiv.adapt import soften
 from softequiv.certify import certify
 from softequiv.groups import degrees
 
 OWN = "softequiv"
-CORE = ("softequiv", "torch", "numpy", "safetensors")
+CORE = ("torch", "numpy", "safetensors")
 OF_USERS = re.compile(r"([\w.-]+).*;.*\bextra == ['\"]([\w-]+)['\"]")  # name>=1; extra == 'cli'
 ASKED, WITHIN = 0.1, degrees(30)
 SLACK = 1e-4  # what float32 may add to the asked error
@@ -74,7 +75,7 @@ def version(name: str) -> str | None:
 def versions() -> dict[str, str]:
     """What the core runs on."""
     found = {name: version(name) or "unknown" for name in CORE}
-    return {**found, "python": platform.python_version(), "platform": platform.platform(terse=True)}
+    return {OWN: __version__, **found, "python": platform.python_version(), "platform": platform.platform(terse=True)}
 
 
 def extras(requirements: Sequence[str] | None = None) -> list[Extra]:

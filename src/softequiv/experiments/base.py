@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from softequiv.errors import SoftEquivError
-from softequiv.experiments.cells import Cell, Row, Runner, Work, rows_there, run_cells, take_up
+from softequiv.experiments.cells import Cell, LackingError, Row, Runner, Work, file_of, rows_there, run_cells, take_up
 from softequiv.experiments.pages import Page, write_page
 
 Scale = Literal["smoke", "small", "full"]
@@ -52,7 +52,11 @@ def reproduce(
     rows = rows_there(cells, kept) if unfinished else run_cells(cells, experiment.work, kept, runner=runner)
     if not rows:
         raise SoftEquivError(f"no cell of {cells[0].experiment} is in {kept} to make a page of; compute some first")
-    page = experiment.page(rows, scale)
+    try:
+        page = experiment.page(rows, scale)
+    except LackingError as problem:
+        file = file_of(kept, Cell(cells[0].experiment, problem.row.settings))
+        raise SoftEquivError(f"{problem}; remove {file} to compute it again") from problem
     if len(rows) < len(cells):
         missing = f"**Unfinished**: {len(rows)} of {len(cells)} cells are there, and all below is of these alone."
         page = replace(page, sentences=[missing, *page.sentences])

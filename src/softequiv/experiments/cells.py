@@ -24,12 +24,13 @@ from typing import Any, Protocol
 
 import torch
 
-from softequiv._files import written_whole
-from softequiv.certify.certificate import versions
+from softequiv._files import read_json, written_whole
+from softequiv.certify.certificate import counted, versions
 from softequiv.errors import SoftEquivError
 from softequiv.experiments.watched import watched
 
 FORMAT = 1  # raised when a cell of the same settings would mean something else; other random draws do not
+CAUSES = 3  # how many causes of failed cells are told
 
 Settings = Mapping[str, Any]
 Figures = dict[str, Any]
@@ -51,13 +52,18 @@ class Cell:
     @property
     def name(self) -> str:
         """The settings as one reads them."""
-        return " ".join(f"{name}={value}" for name, value in self.settings.items())
+        return told_of(self.settings)
 
     @property
     def key(self) -> str:
         """A hash of everything that decides the figures."""
         told = {"format": FORMAT, "experiment": self.experiment, "settings": dict(self.settings)}
         return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def told_of(settings: Settings) -> str:
+    """Settings as one reads them."""
+    return " ".join(f"{name}={value}" for name, value in settings.items())
 
 
 @dataclass(frozen=True)
@@ -71,7 +77,18 @@ class Row:
     versions: Mapping[str, str]
 
     def __getitem__(self, name: str) -> Any:
-        return self.figures[name] if name in self.figures else self.settings[name]
+        for part in (self.figures, self.settings):
+            if name in part:
+                return part[name]
+        raise LackingError(self, name)
+
+
+class LackingError(SoftEquivError):
+    """A row without a figure that is asked for."""
+
+    def __init__(self, row: Row, name: str) -> None:
+        super().__init__(f"the cell {told_of(row.settings)} has no figure {name!r}, which its page needs")
+        self.row = row
 
 
 class Runner(Protocol):
@@ -87,22 +104,43 @@ def run_cells(cells: Sequence[Cell], work: Work, folder: Path, *, runner: Runner
     """All rows, in the order of the cells: read where there is a file, computed by `work(settings)` where not.
 
     `work` is a function of a module, which processes can import; the runner is by default this machine, one
-    cell after another. A cell that fails does not stop the others; those that failed are named at the end.
+    cell after another. A cell that fails does not stop the others; what went wrong is told at the end.
     """
     folder.mkdir(parents=True, exist_ok=True)
     waiting = [cell for cell in cells if read_row(folder, cell) is None]
     if done := len(cells) - len(waiting):
         print(f"{done} of {len(cells)} cells are there already", flush=True)
     chosen = runner or Here()
-    failed: list[str] = []
+    failed: list[tuple[Cell, str]] = []
     with watched(len(waiting), chosen.standing) as tell:
         for cell, problem in chosen(waiting, work, folder):
             tell(cell.name, problem)
             if problem:
-                failed.append(f"{cell.name}: {problem}")
+                failed.append((cell, problem))
     if failed:
-        raise SoftEquivError(f"{len(failed)} of {len(cells)} cells failed; the others are kept. " + "; ".join(failed))
+        kept = "; the others are kept" if len(failed) < len(cells) else ""
+        raise SoftEquivError(
+            f"{len(failed)} of {len(cells)} cells failed{kept}. {causes(failed)} All of it is in {folder}/*.error.txt"
+        )
     return rows_there(cells, folder)
+
+
+def causes(failed: Sequence[tuple[Cell, str]]) -> str:
+    """What went wrong, each cause once with the first of its cells, the most frequent first, and a few of them.
+
+    >>> causes([(Cell("X", {"seed": seed}), "no data") for seed in range(3)])
+    'seed=0: no data (and 2 more cells alike).'
+    """
+    struck: dict[str, list[Cell]] = {}
+    for cell, problem in failed:
+        struck.setdefault(problem, []).append(cell)
+    often = sorted(struck.items(), key=lambda item: -len(item[1]))
+    lines = [
+        f"{first.name}: {problem}" + (f" (and {counted(len(others), 'more cell')} alike)" if others else "")
+        for problem, (first, *others) in often[:CAUSES]
+    ]
+    more = [counted(len(often) - CAUSES, "more cause")] if len(often) > CAUSES else []
+    return "; ".join([*lines, *more]) + "."
 
 
 @dataclass(frozen=True)
@@ -175,7 +213,7 @@ def keep(cell: Cell, told: Told, folder: Path) -> str:
         with written_whole(folder / f"{cell.key}.error.txt") as part:
             part.write_text(told["traceback"], encoding="utf-8")
         return str(told["problem"])
-    with written_whole(folder / f"{cell.key}.json") as part:
+    with written_whole(file_of(folder, cell)) as part:
         part.write_text(json.dumps(told, indent=1))
     (folder / f"{cell.key}.error.txt").unlink(missing_ok=True)  # of an earlier try
     return ""
@@ -205,7 +243,14 @@ def rows_there(cells: Sequence[Cell], folder: Path) -> list[Row]:
 def read_row(folder: Path, cell: Cell) -> Row | None:
     """The row of a cell, if its file is there and whole."""
     try:
-        told = json.loads((folder / f"{cell.key}.json").read_text(encoding="utf-8"))
-        return Row(told["settings"], told["figures"], told["seconds"], told["device"], told["versions"])
+        told = read_json(file_of(folder, cell).read_text(encoding="utf-8"))
+        row = Row(told["settings"], told["figures"], float(told["seconds"]), told["device"], told["versions"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
+    mappings = all(isinstance(part, dict) for part in (row.settings, row.figures, row.versions))
+    return row if mappings and row.figures and row.versions else None
+
+
+def file_of(folder: Path, cell: Cell) -> Path:
+    """Where a computed cell is kept."""
+    return folder / f"{cell.key}.json"

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from softequiv._files import written_whole
+from softequiv._files import read_json, written_whole
 from softequiv.experiments.cells import Row
 
 LONGEST = 20_000  # characters of a figure that is told beside a page
@@ -119,39 +119,76 @@ def write_page(page: Page, rows: Sequence[Row], folder: Path, name: str) -> Path
     return folder / f"{name}.md"
 
 
+@dataclass(frozen=True)
+class Listed:
+    """A page that is there, as its JSON tells it: a link to it, its scale, its claims, and how many cells it has."""
+
+    link: str
+    scale: str
+    claims: Sequence[Claim]
+    cells: int
+
+
 def write_index(folder: Path) -> None:
-    """index.md: what was claimed and how often it held, then every claim of every page, with its evidence."""
-    claims: list[tuple[str, dict[str, Any]]] = []  # a link to its page, the claim
-    for file in sorted(folder.glob("*-*.json")):
-        try:
-            told = json.loads(file.read_text(encoding="utf-8"))
-        except ValueError:
-            continue
-        if not isinstance(told, dict) or not {"title", "claims", "rows"} <= told.keys():
-            continue  # some other file
-        name = told["title"].partition(".")[0]
-        claims += [(f"[{name}]({file.stem}.md)", claim) for claim in told["claims"]]
-    lines = [
-        [link, claim["text"], "holds" if claim["holds"] else "does not hold", claim["evidence"]]
-        for link, claim in claims
-    ]
+    """index.md: what was claimed and how often it held, then every claim of every page, with its evidence; a page whose
+    JSON cannot be read is named.
+    """
+    found = {file: listed(file) for file in sorted(folder.glob("*-*.json")) if file.with_suffix(".md").is_file()}
+    pages = [page for page in found.values() if page]
+    lines = [[page.link, claim.text, outcome(claim), claim.evidence] for page in pages for claim in page.claims]
     summary = Table(
-        "What was to be shown, and in how many of the settings in which it was tried it was found. Each page has its "
-        "data, seeds, spread and command.",
+        "What was to be shown, and in how many of the settings in which it was tried it was found; what a figure says "
+        "again of the cells of a table is counted with the table. Each page has its data, seeds, spread and command.",
         ["claim", "holds", "where it was tried"],
-        summed_up(claims),
+        summed_up(counted_once(pages)),
     )
     table = Table("## Claim by claim", ["", "claim", "", "evidence"], lines)
+    parts = ["# Results\n", summary.markdown(), *(damaged(file) for file, page in found.items() if page is None)]
     with written_whole(folder / "index.md") as part:
-        part.write_text(f"# Results\n\n{summary.markdown()}\n{table.markdown()}", encoding="utf-8")
+        part.write_text("\n".join([*parts, table.markdown()]), encoding="utf-8")
 
 
-def summed_up(claims: Sequence[tuple[str, dict[str, Any]]]) -> list[list[str]]:
+def listed(file: Path) -> Listed | None:
+    """The page of a JSON file, if the file is whole."""
+    try:
+        told = read_json(file.read_text(encoding="utf-8"))
+        if not {"title", "claims", "rows"} <= told.keys():
+            return Listed(file.stem, "", (), 0)  # some other file
+        claims = [Claim(**claim) for claim in told["claims"]]
+        link = f"[{told['title'].partition('.')[0]}]({file.stem}.md)"
+        page = Listed(link, file.stem.rpartition("-")[2], claims, len(told["rows"]))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+    whole = all(isinstance(claim.holds, bool) and isinstance(claim.text + claim.evidence, str) for claim in claims)
+    return page if whole else None
+
+
+def damaged(file: Path) -> str:
+    """What the index says in place of the claims of a page whose JSON is damaged."""
+    return f"[{file.stem}]({file.stem}.md) is left out: {file.name} is damaged; `{again(file.stem)}` writes it again.\n"
+
+
+def outcome(claim: Claim) -> str:
+    """What was found of a claim."""
+    return "holds" if claim.holds else "does not hold"
+
+
+def counted_once(pages: Sequence[Listed]) -> list[tuple[str, Claim]]:
+    """Every claim with a link to its page, but of pages of one scale that claim the same by the same evidence only the
+    one with the most cells: a figure shows some of the cells of a table.
+    """
+    owners: dict[tuple[str, Claim], Listed] = {}
+    for page in sorted(pages, key=lambda page: page.cells):
+        owners.update({(page.scale, claim): page for claim in page.claims})
+    return [(page.link, claim) for page in pages for claim in page.claims if owners[page.scale, claim] is page]
+
+
+def summed_up(claims: Sequence[tuple[str, Claim]]) -> list[list[str]]:
     """Claims that say the same of several settings, "setting: claim", as one line each, the most tried first."""
     alike: dict[str, dict[str, list[bool]]] = {}
     for link, claim in claims:
-        general = claim["text"].rpartition(": ")[2]
-        alike.setdefault(general, {}).setdefault(link, []).append(claim["holds"])
+        general = claim.text.rpartition(": ")[2]
+        alike.setdefault(general, {}).setdefault(link, []).append(claim.holds)
     return [
         [
             general,
@@ -203,7 +240,7 @@ def markdown(page: Page, rows: Sequence[Row], name: str) -> str:
     """The page as text."""
     parts = [f"# {page.title}", *page.sentences]
     if page.claims:
-        claims = [[claim.text, "holds" if claim.holds else "does not hold", claim.evidence] for claim in page.claims]
+        claims = [[claim.text, outcome(claim), claim.evidence] for claim in page.claims]
         parts.append(Table("What was to be shown, and what was found:", ["claim", "", "evidence"], claims).markdown())
     parts += [f"![{figure.alt}]({name}-{figure.name}.svg)" for figure in page.figures]
     parts += [table.markdown() for table in page.tables]
@@ -217,12 +254,20 @@ def made_with(rows: Sequence[Row], name: str) -> str:
     devices = sorted({row.device for row in rows})
     minutes = sum(row.seconds for row in rows) / 60
     spent = f"{minutes:.0f} minutes" if minutes < 60 else f"{minutes / 60:.1f} hours"
-    experiment, _, scale = name.rpartition("-")
     return (
         f"{len(rows)} cells, {spent} in all, on {' and '.join(devices)}; {' and '.join(versions)}. "
-        f"Again by `softequiv reproduce {experiment} --scale {scale}`. All rows: [{name}.json]({name}.json), "
-        f"[{name}.csv]({name}.csv)."
+        f"Again by `{again(name)}`. All rows: [{name}.json]({name}.json), [{name}.csv]({name}.csv)."
     )
+
+
+def again(name: str) -> str:
+    """The command that writes a page.
+
+    >>> again("hard-vs-smooth-small")
+    'softequiv reproduce hard-vs-smooth --scale small'
+    """
+    experiment, _, scale = name.rpartition("-")
+    return f"softequiv reproduce {experiment} --scale {scale}"
 
 
 def drawn(figure: Figure) -> bytes:
@@ -244,5 +289,5 @@ def spread_over_seeds(rows: Iterable[Row], figure: str, *by: str) -> dict[tuple[
     """The spread of a figure for each combination of settings, over everything else."""
     groups: dict[tuple[Any, ...], list[float]] = {}
     for row in rows:
-        groups.setdefault(tuple(row.settings.get(name) for name in by), []).append(float(row.figures[figure]))
+        groups.setdefault(tuple(row.settings.get(name) for name in by), []).append(float(row[figure]))
     return {key: Spread.of(values) for key, values in groups.items()}

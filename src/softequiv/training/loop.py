@@ -38,6 +38,7 @@ from softequiv.training.saved import (
     fits,
     moments_of,
     read,
+    saying_what_is_damaged,
     set_moments,
     set_weights,
     weights_of,
@@ -342,24 +343,31 @@ class _Run:
         """Go on from a saved training; what its steps take."""
         parts, told = read(path)
         remedy = "use another folder, or remove it"
-        before = {**told["recipe"], **told.get("given", {})}
+        with saying_what_is_damaged(path):
+            before = {**told["recipe"], **told.get("given", {})}
         now = {**asdict(self.recipe), **self.given}
         changed = [name for name, value in now.items() if before.get(name) != value]
         changed += [] if "step" in told else ["examples of a step"]
         if changed:
             raise SoftEquivError(f"{path} was trained with other settings ({', '.join(changed)}); {remedy}")
-        if not fits(self.model, self.optimizer, parts["model"], told["optimizer"]):
+        with saying_what_is_damaged(path):
+            standing, planned = _Standing(**told["standing"]), _Step(**told["step"])
+            weights, moments, settings = parts["model"], parts["optimizer"], told["optimizer"]
+            averaged = parts["average"] if self.average else None
+            best = parts["best"] if standing.best is not None else None
+            fitting = fits(self.model, self.optimizer, weights, settings)
+        if not fitting:
             raise SoftEquivError(f"{path} holds another model, or one whose learning weights are others; {remedy}")
         # first, because torch sets an optimiser up by an empty step, and steps in project mode touch the weights
-        set_moments(self.model, self.optimizer, parts["optimizer"], told["optimizer"])
-        if self.average:
-            set_weights(self.model, parts["average"])
+        set_moments(self.model, self.optimizer, moments, settings)
+        if self.average and averaged:
+            set_weights(self.model, averaged)
             self.average = Average(self.model, self.average.decay)
-        set_weights(self.model, parts["model"])
+        set_weights(self.model, weights)
         for place, part in self.kept.items():
             part.load_state_dict(parts.get(place, {}))
-        self.standing, self.best = _Standing(**told["standing"]), parts.get("best")
-        return _Step(**told["step"])
+        self.standing, self.best = standing, best
+        return planned
 
     def _agree(self) -> None:
         """Processes that found different things in the folder would train different models."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import re
-from collections import defaultdict
+from collections import Counter, defaultdict
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -12,8 +12,6 @@ from torch import nn
 from softequiv.baselines.canonical import Canonical
 from softequiv.errors import SoftEquivError
 from softequiv.training.recipe import Recipe
-
-NUMBERED = re.compile(r"(?:^|\.)(\d+)\.")
 
 
 def optimizer_of(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
@@ -37,13 +35,13 @@ def parameter_groups(model: nn.Module, recipe: Recipe) -> list[dict[str, Any]]:
     learning = [(name, weight) for name, weight in model.named_parameters() if weight.requires_grad]
     if not learning:
         raise SoftEquivError("no weight of this model learns (requires_grad is False everywhere); unfreeze some")
-    head = head_name(model)
-    depths = {name: depth_of(name) for name, _ in learning}
-    top = max(depths.values()) + 1
+    head, depths = head_name(model), depths_of(model)
+    below = {place_of(name) for name, _ in model.named_parameters()} - {head}
+    top = max((depths[place] for place in below), default=-1) + 1
     groups: dict[tuple[float, float], list[nn.Parameter]] = defaultdict(list)
     for name, weight in learning:
-        in_head = name == head or name.startswith(f"{head}.")
-        depth = top if in_head else depths[name]
+        in_head = place_of(name) == head
+        depth = top if in_head else depths[place_of(name)]
         rate = recipe.rate * recipe.layer_decay ** (top - depth)
         if in_head and recipe.head_rate is not None:
             rate = recipe.head_rate
@@ -55,14 +53,45 @@ def parameter_groups(model: nn.Module, recipe: Recipe) -> list[dict[str, Any]]:
     ]
 
 
-def depth_of(name: str) -> int:
-    """The number of the block in which a weight stands, from 1; 0 before all blocks.
+def depths_of(model: nn.Module) -> dict[str, int]:
+    """How many blocks have begun at each module, in the order of modules: none in the stem, all behind the last block.
 
-    >>> depth_of("vit.encoder.layer.3.output.weight"), depth_of("vit.embeddings.cls_token")
-    (4, 0)
+    >>> net = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2), nn.Linear(2, 2))
+    >>> depths_of(net)
+    {'': 0, '0': 1, '1': 1, '2': 2}
     """
-    found = NUMBERED.search(name)
-    return int(found[1]) + 1 if found else 0
+    blocks = blocks_of(model)
+    places = [place for place, _ in model.named_modules()]
+    return dict(zip(places, accumulate(int(place in blocks) for place in places), strict=True))
+
+
+def blocks_of(model: nn.Module) -> list[str]:
+    """Numbered modules of several matrices that hold no other such module; where there are none, those of one.
+
+    Stages hold blocks, and the numbered layers inside a block, or beside each other in a head, have one matrix each.
+
+    >>> stage = nn.Sequential(*(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)) for _ in range(2)))
+    >>> blocks_of(nn.ModuleDict({"stages": nn.ModuleList([stage]), "heads": nn.ModuleList([nn.Linear(2, 2)])}))
+    ['stages.0.0', 'stages.0.1']
+    """
+    matrices: Counter[str] = Counter()
+    for name, weight in model.named_parameters():
+        parts = place_of(name).split(".")
+        if weight.ndim > 1:
+            matrices.update(".".join(parts[: end + 1]) for end, part in enumerate(parts) if part.isdigit())
+    found = [place for place, count in matrices.items() if count > 1] or list(matrices)
+    return [place for place in found if not any(other.startswith(f"{place}.") for other in found)]
+
+
+def place_of(name: str) -> str:
+    """The module in which a parameter stands, one that is parametrised where it stood before.
+
+    >>> place_of("layers.0.weight"), place_of("layers.0.parametrizations.weight.original")
+    ('layers.0', 'layers.0')
+    """
+    parts = name.split(".")
+    end = parts.index("parametrizations") if "parametrizations" in parts else -1
+    return ".".join(parts[:end])
 
 
 def head_name(model: nn.Module) -> str:
@@ -73,6 +102,5 @@ def head_name(model: nn.Module) -> str:
     """
     if isinstance(model, Canonical):  # its scorer comes after the model that answers
         return f"model.{head_name(model.model)}"
-    owners = [name for name, module in model.named_modules() if any(True for _ in module.parameters(recurse=False))]
-    last = owners[-1] if owners else ""
-    return last.split(".parametrizations")[0]
+    owners = {place_of(name) for name, _ in model.named_parameters()}
+    return next((place for place, _ in reversed([*model.named_modules()]) if place in owners), "")

@@ -25,9 +25,10 @@ class Recipe:
     """How long, how fast, and with what.
 
     The rate rises over `warmup` epochs and falls to zero by `schedule`; `head_rate` is that of the last layer with
-    weights, `layer_decay` multiplies the rate once for every block below the last. Decoupled weight decay (adamw)
-    leaves biases and other vectors alone, as usual; adam and sgd decay every weight. `ema` evaluates and keeps an
-    exponential average of the weights. The model that is kept is the best on the validation examples, or the last one.
+    weights, `layer_decay` multiplies the rate once for every block from that layer down, across stages; the stem is
+    below all blocks, and what stands behind the last one learns as it does. Decoupled weight decay (adamw) leaves
+    biases and other vectors alone, as usual; adam and sgd decay every weight. `ema` evaluates and keeps an exponential
+    average of the weights. The model that is kept is the best on the validation examples, or the last one.
 
     >>> recipe = Recipe(epochs=3, rate=1e-3)
     >>> Recipe.parse(recipe.to_json()) == recipe

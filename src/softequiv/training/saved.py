@@ -97,14 +97,21 @@ def saying_what_failed(path: Path) -> Iterator[None]:
 def read(path: Path) -> tuple[dict[str, Tensors], dict[str, Any]]:
     """What `write` wrote."""
     parts: dict[str, Tensors] = {}
-    try:
-        with safe_open(path, framework="pt") as file:
-            told = read_json((file.metadata() or {})["training"])
-            for name in file.keys():  # noqa: SIM118
-                part, _, rest = name.partition("/")
-                parts.setdefault(part, {})[rest] = file.get_tensor(name)
-    except (SafetensorError, OSError, KeyError, ValueError) as problem:
-        raise SoftEquivError(
-            f"{path} is no saved training that can be read ({problem}); remove it to start anew"
-        ) from problem
+    with saying_what_is_damaged(path), safe_open(path, framework="pt") as file:
+        told = read_json((file.metadata() or {})["training"])
+        for name in file.keys():  # noqa: SIM118
+            part, _, rest = name.partition("/")
+            parts.setdefault(part, {})[rest] = file.get_tensor(name)
     return parts, told
+
+
+@contextmanager
+def saying_what_is_damaged(path: Path) -> Iterator[None]:
+    """What a saved training lacks, or why it cannot be read, as a sentence."""
+    try:
+        yield
+    except (SafetensorError, OSError, KeyError, TypeError, ValueError) as problem:
+        why = f"it has no {problem}" if isinstance(problem, KeyError) else problem
+        raise SoftEquivError(
+            f"{path} is no saved training that can be read ({why}); remove it to start anew"
+        ) from problem
