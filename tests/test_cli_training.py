@@ -213,12 +213,12 @@ def test_class_folders_get_the_models_own_numbers(home: Path) -> None:
     model: Any = open_model(home / "vit")
     names = ["name2", "x", "name0", "y", "name1"]
     model.config.id2label, model.config.label2id = dict(enumerate(names)), {n: i for i, n in enumerate(names)}
-    task = open_task(str(home / "three"), model)
+    task = open_task(str(home / "three"), model).task
     assert task.classes == CLASSES and set(task.test.labels().tolist()) == {0, 2, 4}
     assert [int(path.parent.name[-1]) for path, _ in task.test.items] == [  # type: ignore[attr-defined]
         {2: 0, 4: 1, 0: 2}[label] for label in task.test.labels().tolist()
     ]
-    assert open_task(str(home / "three"), model, named=False).classes == 3
+    assert open_task(str(home / "three"), model, named=False).task.classes == 3
 
 
 def test_a_new_head_is_drawn_by_its_seed_and_leaves_the_rest() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -148,9 +148,9 @@ class Files(Examples):
         return self.read(*self.items[number], Random(f"{self.seed} {self.epoch} {number}"))
 
     def _stacked(self, numbers: Tensor) -> tuple[Tensor, Tensor]:
-        pairs = list(_pool(os.getpid()).map(self._one, numbers.tolist()))
-        inputs, targets = zip(*pairs, strict=True)
-        return torch.stack(inputs), torch.stack(targets)
+        chosen = numbers.tolist()
+        inputs, targets = zip(*_pool(os.getpid()).map(self._one, chosen), strict=True)
+        return stacked([self.items[number][0] for number in chosen], inputs), torch.stack(targets)
 
     def _sent(self, part: Tensor) -> Tensor:
         """On the device; from pinned memory the copy runs beside the computation."""
@@ -162,6 +162,17 @@ class Files(Examples):
 def _pool(process: int) -> ThreadPoolExecutor:
     """The threads that decode, of this process: those of a parent do not survive a fork."""
     return ThreadPoolExecutor(thread_name_prefix="softequiv-decode")
+
+
+def stacked(sources: Sequence[Any], inputs: Sequence[Tensor]) -> Tensor:
+    """One batch, (N, ...); inputs of two shapes are named by their sources."""
+    for source, own in zip(sources, inputs, strict=True):
+        if own.shape != inputs[0].shape:
+            raise SoftEquivError(
+                f"{source} becomes {tuple(own.shape)} and {sources[0]} {tuple(inputs[0].shape)}: the model's "
+                "preprocessor keeps their shapes; cut them to squares with --size"
+            )
+    return torch.stack(list(inputs))
 
 
 def prefetched(batches: Iterable[Item]) -> Iterator[Item]:

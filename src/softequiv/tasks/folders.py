@@ -5,13 +5,14 @@ ImageNet as it is usually laid out is such a folder.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from softequiv._files import path_of
 from softequiv.errors import SoftEquivError
-from softequiv.tasks.base import Examples, Prepare
+from softequiv.tasks.base import Prepare
 from softequiv.tasks.classification import Classification
 from softequiv.tasks.decoding import ENDINGS, check_pillow, is_picture, pictures_below
 from softequiv.tasks.files import Files, Labelled, Normalised
@@ -23,6 +24,16 @@ DIGITS = 9  # of the number of a class, at most
 IMAGENET = Normalised((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 Items = tuple[tuple[Path, int], ...]
+
+
+@dataclass(frozen=True)
+class Split:
+    """Pictures with the numbers of their classes: those that teach, that choose the model, and that test it."""
+
+    train: Items
+    validation: Items
+    test: Items
+    classes: int
 
 
 def image_folder(
@@ -45,6 +56,20 @@ def image_folder(
     random rectangles, drawn anew in every epoch.
     """
     check_pillow()
+    found = split_folder(folder, validation=validation, test=test, seed=seed, classes=classes)
+    plain, drawn = Labelled(size, crop), Labelled(size, crop, crops=crops)
+    return Classification(
+        Files(found.train, drawn, prepare, seed if crops else None),
+        Files(found.validation, plain, prepare),
+        Files(found.test, plain, prepare),
+        found.classes,
+    )
+
+
+def split_folder(
+    folder: str | Path, *, validation: float = 0.1, test: float = 0.5, seed: int = 0, classes: int | None = None
+) -> Split:
+    """The pictures of a folder as `image_folder` shares them out."""
     folder = _existing(path_of(folder))
     if classes is not None and type(classes) is not int:
         raise SoftEquivError(f"the number of classes is a whole number; got {classes!r}")
@@ -67,11 +92,9 @@ def image_folder(
             raise SoftEquivError(f"test={test:g} of every class leaves no picture of {folder} to learn from")
     count = classes if classes is not None else max(len(names), 1 + max(label for _, label in (*learning, *asked)))
     check_labels(folder, (*learning, *asked), count)
-    plain = Labelled(size, crop)
     kept, held = held_out(len(learning), validation, seed)
-    train = Files(learning, Labelled(size, crop, crops=crops), prepare, seed if crops else None).part(kept)
-    choose: Examples = Files(learning, plain, prepare).part(held)
-    return Classification(train, choose, Files(asked, plain, prepare), count)
+    train, choose = (tuple(learning[number] for number in part.tolist()) for part in (kept, held))
+    return Split(train, choose, asked, count)
 
 
 def labelled(folder: Path) -> tuple[Items, tuple[str, ...]]:

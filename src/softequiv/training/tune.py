@@ -86,11 +86,12 @@ def tune(
     folder: Path,
     asked: Mapping[str, Any],
     *,
+    pictures: Mapping[str, Any] | None = None,
     tensorboard: bool = False,
 ) -> Figures:
     """Train a model in a folder and test it; what result.json then holds. The model is in the folder `model` there.
 
-    `asked` is what decided model and task, as JSON can hold it.
+    `asked` is what decided model and task, as JSON can hold it; `pictures` is what `save_model` writes of them.
     """
     check_answers(model, task)
     known, unseen = (Moves(task.acts, turns.group, turns.within, count=POOL, seed=recipe.seed + i) for i in (0, 1))
@@ -141,7 +142,7 @@ def tune(
         set_weights(whole, weights)
         shutil.rmtree(folder / MODEL, ignore_errors=True)  # of a run that was stopped between the two files
         with saying_what_failed(folder / MODEL):
-            save_model(whole.cpu(), folder / MODEL)
+            save_model(whole.cpu(), folder / MODEL, pictures=pictures)
         _write(folder / RESULT, result)
     return result
 
