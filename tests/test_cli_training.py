@@ -144,6 +144,33 @@ def test_a_run_that_is_interrupted_ends_with_the_same_figures(
     assert found("train", home / "vit", *given, "-o", tmp_path / "b") == resumed
 
 
+def test_a_run_does_not_go_on_with_other_pictures_of_the_same_names_and_sizes(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pictures = tmp_path / "pictures"
+    for source in (home / "classes").rglob("*.png"):
+        path = (pictures / source.relative_to(home / "classes")).with_suffix(".bmp")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.open(source).save(path)
+
+    def interrupted(run: Any, step: int) -> None:
+        raise KeyboardInterrupt
+
+    given = ("train", home / "vit", "--data", pictures, *QUICK, "-o", tmp_path / "out")
+    look = loop._Run.look
+    with monkeypatch.context() as patched:
+        patched.setattr(loop._Run, "look", lambda run, step: (look(run, step), step == 6 and interrupted(run, step)))
+        assert call(*given).exit_code == 130
+    assert (tmp_path / "out" / "training.safetensors").is_file()
+    for path in pictures.rglob("*.bmp"):
+        size = path.stat().st_size
+        Image.new("RGB", Image.open(path).size).save(path)
+        assert path.stat().st_size == size
+    result = call(*given)
+    assert result.exit_code == 3, result.output
+    assert "other settings (training examples, validation examples); use another folder" in result.stderr
+
+
 def test_a_folder_of_other_settings_or_other_files_is_refused(home: Path, tmp_path: Path) -> None:
     given = ("train", home / "vit", "--data", home / "classes", *QUICK)
     found(*given, "-o", tmp_path / "out")

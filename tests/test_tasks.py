@@ -10,6 +10,7 @@ import io
 import math
 import os
 import random
+import shutil
 import struct
 import sys
 import tarfile
@@ -359,8 +360,22 @@ def test_a_fingerprint_tells_files_labels_and_readings_apart(tmp_path: Path) -> 
         marked(read=Labelled(16)),
     ]
     assert prints[0] == marked() and len(set(prints)) == 4
-    paths[0].write_bytes(paths[0].read_bytes() + b" ")
-    assert marked() != prints[0]
+    content = paths[0].read_bytes()
+    for second, (last, same) in enumerate([(content[-1] ^ 1, False), (content[-1], True)]):
+        paths[0].write_bytes(content[:-1] + bytes([last]))
+        os.utime(paths[0], (second, second))  # clocks of file systems are coarse
+        assert (marked() == prints[0]) == same
+    paths[0].unlink()
+    assert marked() not in prints
+    paths[0].mkdir()
+    with pytest.raises(SoftEquivError, match=r"cannot be read .* copy it again, or take it away"):
+        marked()
+
+
+def test_a_copied_folder_has_the_same_fingerprint(tmp_path: Path) -> None:
+    shutil.copytree(write_classes(tmp_path / "a"), tmp_path / "elsewhere" / "b")
+    first, second = (image_folder(tmp_path / name, size=8, validation=0.25) for name in ("a", "elsewhere/b"))
+    assert first.test.fingerprint == second.test.fingerprint
 
 
 def test_prefetched_batches_come_in_order_and_a_fault_comes_with_them() -> None:
