@@ -7,6 +7,7 @@ import gzip
 import itertools
 import json
 import os
+import shutil
 import struct
 import subprocess
 import sys
@@ -169,6 +170,21 @@ def test_a_run_does_not_go_on_with_other_pictures_of_the_same_names_and_sizes(
     result = call(*given)
     assert result.exit_code == 3, result.output
     assert "other settings (training examples, validation examples); use another folder" in result.stderr
+
+
+def test_a_model_that_was_removed_is_written_again_from_the_saved_training(home: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    given = ("train", home / "vit", "--data", home / "classes", *QUICK, "-o", out)
+    first, before = found(*given), load_file(out / "model" / "model.safetensors")
+    shutil.rmtree(out / "model")
+    again, after = found(*given), load_file(out / "model" / "model.safetensors")
+    assert first["test"] == again["test"] and first["history"] == again["history"]
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    shutil.rmtree(out / "model")
+    (out / "training.safetensors").unlink()
+    result = call(*given)
+    assert result.exit_code == 3
+    assert "neither its model nor the training.safetensors to write it again from" in " ".join(result.stderr.split())
 
 
 def test_a_folder_of_other_settings_or_other_files_is_refused(home: Path, tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ from softequiv.tasks.classification import Classification
 from softequiv.tasks.segmentation import MASKS, Segmentation
 from softequiv.training.board import Board
 from softequiv.training.heads import check_answers
-from softequiv.training.loop import Objective, fit, plain
+from softequiv.training.loop import CHECKPOINT, Objective, fit, plain
 from softequiv.training.recipe import Recipe
 from softequiv.training.saved import saying_what_failed, set_weights, weights_of
 
@@ -60,8 +60,8 @@ def is_main() -> bool:
 
 
 def finished(folder: Path, asked: Mapping[str, Any]) -> Figures | None:
-    """The result of a tuning that is done; None where it is not. A folder of another tuning is refused, and so is one
-    of other files."""
+    """The result of a tuning that is done; None where it is not, or where its model was removed and is to be written
+    again. A folder of another tuning is refused, and so is one of other files."""
     if not folder.exists():
         return None
     before = _read(folder / ASKED)
@@ -75,7 +75,15 @@ def finished(folder: Path, asked: Mapping[str, Any]) -> Figures | None:
         raise SoftEquivError(
             f"{folder} holds a training with other settings ({', '.join(changed)}); choose another name, or remove it"
         )
-    return _read(folder / RESULT)
+    result = _read(folder / RESULT)
+    if result is None or (folder / MODEL).is_dir():
+        return result
+    if not (folder / CHECKPOINT).is_file():
+        raise SoftEquivError(
+            f"{folder} holds a result, but neither its {MODEL} nor the {CHECKPOINT} to write it again from; remove the "
+            "folder to train anew, or choose another name"
+        )
+    return None
 
 
 def tune(
