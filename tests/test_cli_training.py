@@ -337,6 +337,8 @@ ERRORS = [
     (("train", "vit", "-d", "classes", "-o", "out", "-g", "C4", "-s", "1.5"), 3, "got 1.5"),
     (("train", "vit", "-d", "classes", "-o", "out", "--rate", "1e30", "--batch", "4"), 3, "lower the rate"),
     (("train", "vit", "-d", "classes", "-o", "out", "-s", "0.5"), 2, "say for which group to soften"),
+    (("train", "vit", "-d", "classes", "-o", "out", "--mode", "nonsense"), 2, "give it with --softness or --error"),
+    (("train", "vit", "-d", "classes", "-o", "out", "-g", "C4", "-s", "0.5", "--mode", "nix"), 3, "unknown mode 'nix'"),
     (("train", "vit", "-d", "classes", "-o", "out", "-w", "30deg"), 2, "--within belongs to --error"),
     (("train", "vit", "-d", "classes", "-o", "out", "-g", "C4", "-e", "0.1"), 2, "--error together with --within"),
     (("train", "vit", "-d", "classes", "-o", "out", "--epochs", "0"), 2, "--epochs"),

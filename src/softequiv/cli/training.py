@@ -61,6 +61,8 @@ def train_command(
         raise typer.BadParameter("say for which group to soften, such as --group 'SO(2)'")
     if within is not None and not softening:
         raise typer.BadParameter("--within belongs to --error; --turn is the range of moved pictures")
+    if mode != "parametrize" and not softening:
+        raise typer.BadParameter("--mode says how weights are softened; give it with --softness or --error")
     if hold is not None and penalty:
         raise typer.BadParameter("--hold finds the price by itself; give it or --penalty")
     arguments = asked(str(group), softness, error, within, None, None, "exact") if softening else {}
