@@ -7,6 +7,7 @@ import gzip
 import itertools
 import json
 import os
+import shutil
 import struct
 import subprocess
 import sys
@@ -144,6 +145,48 @@ def test_a_run_that_is_interrupted_ends_with_the_same_figures(
     assert found("train", home / "vit", *given, "-o", tmp_path / "b") == resumed
 
 
+def test_a_run_does_not_go_on_with_other_pictures_of_the_same_names_and_sizes(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pictures = tmp_path / "pictures"
+    for source in (home / "classes").rglob("*.png"):
+        path = (pictures / source.relative_to(home / "classes")).with_suffix(".bmp")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.open(source).save(path)
+
+    def interrupted(run: Any, step: int) -> None:
+        raise KeyboardInterrupt
+
+    given = ("train", home / "vit", "--data", pictures, *QUICK, "-o", tmp_path / "out")
+    look = loop._Run.look
+    with monkeypatch.context() as patched:
+        patched.setattr(loop._Run, "look", lambda run, step: (look(run, step), step == 6 and interrupted(run, step)))
+        assert call(*given).exit_code == 130
+    assert (tmp_path / "out" / "training.safetensors").is_file()
+    for path in pictures.rglob("*.bmp"):
+        size = path.stat().st_size
+        Image.new("RGB", Image.open(path).size).save(path)
+        assert path.stat().st_size == size
+    result = call(*given)
+    assert result.exit_code == 3, result.output
+    assert "other settings (training examples, validation examples); use another folder" in result.stderr
+
+
+def test_a_model_that_was_removed_is_written_again_from_the_saved_training(home: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    given = ("train", home / "vit", "--data", home / "classes", *QUICK, "-o", out)
+    first, before = found(*given), load_file(out / "model" / "model.safetensors")
+    shutil.rmtree(out / "model")
+    again, after = found(*given), load_file(out / "model" / "model.safetensors")
+    assert first["test"] == again["test"] and first["history"] == again["history"]
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    shutil.rmtree(out / "model")
+    (out / "training.safetensors").unlink()
+    result = call(*given)
+    assert result.exit_code == 3
+    assert "neither its model nor the training.safetensors to write it again from" in " ".join(result.stderr.split())
+
+
 def test_a_folder_of_other_settings_or_other_files_is_refused(home: Path, tmp_path: Path) -> None:
     given = ("train", home / "vit", "--data", home / "classes", *QUICK)
     found(*given, "-o", tmp_path / "out")
@@ -213,12 +256,12 @@ def test_class_folders_get_the_models_own_numbers(home: Path) -> None:
     model: Any = open_model(home / "vit")
     names = ["name2", "x", "name0", "y", "name1"]
     model.config.id2label, model.config.label2id = dict(enumerate(names)), {n: i for i, n in enumerate(names)}
-    task = open_task(str(home / "three"), model)
+    task = open_task(str(home / "three"), model).task
     assert task.classes == CLASSES and set(task.test.labels().tolist()) == {0, 2, 4}
     assert [int(path.parent.name[-1]) for path, _ in task.test.items] == [  # type: ignore[attr-defined]
         {2: 0, 4: 1, 0: 2}[label] for label in task.test.labels().tolist()
     ]
-    assert open_task(str(home / "three"), model, named=False).classes == 3
+    assert open_task(str(home / "three"), model, named=False).task.classes == 3
 
 
 def test_a_new_head_is_drawn_by_its_seed_and_leaves_the_rest() -> None:
@@ -294,6 +337,8 @@ ERRORS = [
     (("train", "vit", "-d", "classes", "-o", "out", "-g", "C4", "-s", "1.5"), 3, "got 1.5"),
     (("train", "vit", "-d", "classes", "-o", "out", "--rate", "1e30", "--batch", "4"), 3, "lower the rate"),
     (("train", "vit", "-d", "classes", "-o", "out", "-s", "0.5"), 2, "say for which group to soften"),
+    (("train", "vit", "-d", "classes", "-o", "out", "--mode", "nonsense"), 2, "give it with --softness or --error"),
+    (("train", "vit", "-d", "classes", "-o", "out", "-g", "C4", "-s", "0.5", "--mode", "nix"), 3, "unknown mode 'nix'"),
     (("train", "vit", "-d", "classes", "-o", "out", "-w", "30deg"), 2, "--within belongs to --error"),
     (("train", "vit", "-d", "classes", "-o", "out", "-g", "C4", "-e", "0.1"), 2, "--error together with --within"),
     (("train", "vit", "-d", "classes", "-o", "out", "--epochs", "0"), 2, "--epochs"),

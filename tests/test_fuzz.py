@@ -24,9 +24,9 @@ from torch import Tensor, nn
 
 import softequiv as se
 from softequiv.adapt.checkpoint import read_recipe, read_tensors, recipe
-from softequiv.tasks.images import read_preprocessor
 from softequiv.tasks.labels import check_inside, numbered_lines
 from softequiv.tasks.mnist import idx
+from softequiv.tasks.preprocessor import read_preprocessor
 from softequiv.tasks.trajectories import read_rows, windows_of
 from softequiv.training import Recipe
 from softequiv.training.saved import read as read_training

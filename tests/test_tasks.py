@@ -10,6 +10,7 @@ import io
 import math
 import os
 import random
+import shutil
 import struct
 import sys
 import tarfile
@@ -189,7 +190,8 @@ def test_the_sample_of_cifar10_has_its_means() -> None:
 
 
 def test_the_listed_pictures_of_imagenet_are_one_of_each_class_to_learn_and_one_to_test() -> None:
-    task = image_folder(real("imagenet-val-2k"), size=64, classes=1000)
+    with pytest.warns(UserWarning, match="and 97 others is left to learn from"):  # whose one picture chooses the model
+        task = image_folder(real("imagenet-val-2k"), size=64, classes=1000)
     assert [len(part) for part in (task.train, task.validation, task.test)] == [900, 100, 1000]
     pictures, labels = task.test.batch(torch.tensor([0, 999]))
     assert pictures.shape == (2, 3, 64, 64) and labels.tolist() == [0, 999]
@@ -249,6 +251,38 @@ def test_class_folders_are_numbered_by_name_and_val_is_the_test(tmp_path: Path) 
     assert labels.tolist() == [0, 0, 1, 1] and task.classes == 2
     square = middle(Image.fromarray(noise(20, 24, 3, seed=10)), 16)
     assert torch.allclose(pictures[2], IMAGENET(pixels(square)[None])[0])
+
+
+def test_what_val_holds_beside_test_chooses_the_model(tmp_path: Path) -> None:
+    for part, count in (("train", 4), ("val", 3), ("test", 2)):
+        write_classes(tmp_path / part, count)
+    task = image_folder(tmp_path, size=16)
+    for name, part in (("train", task.train), ("val", task.validation), ("test", task.test)):
+        assert {path for path, _ in part.items} == set((tmp_path / name).rglob("*.png"))  # type: ignore[attr-defined]
+    write_classes(tmp_path / "val", 1, names=("cat",))
+    refuses(lambda: image_folder(tmp_path), "the class 'cat' is in one of", str(tmp_path / "val"))
+
+
+@pytest.mark.parametrize("listed", [False, True])
+def test_a_class_that_nothing_is_left_of_to_learn_from_is_named(listed: bool, tmp_path: Path) -> None:
+    if listed:
+        write_listed(tmp_path)
+        save(tmp_path / "images" / "one.png", noise(16, 16, 3))
+        with (tmp_path / "labels.tsv").open("a") as file:
+            file.write("one.png\t2\n")
+    else:
+        write_classes(tmp_path)
+        write_classes(tmp_path, 1, names=("one",))
+    name = "2" if listed else "'one'"
+    with pytest.warns(UserWarning, match=f"no picture of class {name} is left to learn from.* add pictures of it"):
+        assert image_folder(tmp_path, size=8, test=0.25, validation=0.25).classes == 3
+
+
+def test_a_folder_of_few_pictures_says_what_can_be_done(tmp_path: Path) -> None:
+    write_classes(tmp_path, 3)
+    layout = "lay them out in folders train, val and test"
+    refuses(lambda: image_folder(tmp_path, test=0.2), "holding out 0.1 of 4 examples", "add pictures", layout)
+    refuses(lambda: image_folder(tmp_path, test=1.0), "leaves no picture of", "add pictures", layout)
 
 
 def test_every_class_of_a_single_folder_is_split_alike(tmp_path: Path) -> None:
@@ -359,8 +393,22 @@ def test_a_fingerprint_tells_files_labels_and_readings_apart(tmp_path: Path) -> 
         marked(read=Labelled(16)),
     ]
     assert prints[0] == marked() and len(set(prints)) == 4
-    paths[0].write_bytes(paths[0].read_bytes() + b" ")
-    assert marked() != prints[0]
+    content = paths[0].read_bytes()
+    for second, (last, same) in enumerate([(content[-1] ^ 1, False), (content[-1], True)]):
+        paths[0].write_bytes(content[:-1] + bytes([last]))
+        os.utime(paths[0], (second, second))  # clocks of file systems are coarse
+        assert (marked() == prints[0]) == same
+    paths[0].unlink()
+    assert marked() not in prints
+    paths[0].mkdir()
+    with pytest.raises(SoftEquivError, match=r"cannot be read .* copy it again, or take it away"):
+        marked()
+
+
+def test_a_copied_folder_has_the_same_fingerprint(tmp_path: Path) -> None:
+    shutil.copytree(write_classes(tmp_path / "a"), tmp_path / "elsewhere" / "b")
+    first, second = (image_folder(tmp_path / name, size=8, validation=0.25) for name in ("a", "elsewhere/b"))
+    assert first.test.fingerprint == second.test.fingerprint
 
 
 def test_prefetched_batches_come_in_order_and_a_fault_comes_with_them() -> None:
@@ -867,6 +915,8 @@ def test_faulty_lists_of_voc_are_named(tmp_path: Path) -> None:
     refuses(lambda: voc(tmp_path), "val.txt, line 3", "2009_000001.jpg", "take the line away")
     names.write_text("\n")
     refuses(lambda: voc(tmp_path), "val.txt lists no pictures")
+    names.write_text("2007_000010\n2007_000003\n")
+    refuses(lambda: voc(tmp_path), "'2007_000003' is in train.txt and in val.txt", "take it out of one")
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning:PIL")  # what pillow says of broken tags

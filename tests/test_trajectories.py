@@ -223,10 +223,11 @@ def test_a_broken_folder_is_answered_with_a_sentence(
     edited(change, message, folder)
 
 
-def test_blank_lines_are_no_rows(folder: Path) -> None:
+@pytest.mark.parametrize("mark", ["", "\ufeff"])
+def test_blank_lines_and_a_byte_order_mark_are_no_rows(mark: str, folder: Path) -> None:
     before = read_scene(folder, "square", 3, 2)["val"]
     file = folder / "square" / "val" / "a.txt"
-    file.write_text("\n" + file.read_text() + "\n  \n")
+    file.write_text(mark + "\n" + file.read_text() + "\n  \n", encoding="utf-8")
     assert torch.equal(read_scene(folder, "square", 3, 2)["val"], before)
 
 

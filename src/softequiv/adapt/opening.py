@@ -13,7 +13,7 @@ import json
 import os
 import shutil
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -63,11 +63,13 @@ def open_model(name: str | Path, *, trust_remote_code: bool = False) -> nn.Modul
         return transformers_folder(folder, config, trust_remote_code).eval()
 
 
-def save_model(model: nn.Module, folder: str | Path) -> None:
+def save_model(model: nn.Module, folder: str | Path, *, pictures: Mapping[str, Any] | None = None) -> None:
     """Write a soft or plain model of transformers or timm into a new folder that `open_model` opens; transformers'
     `from_pretrained` opens the folder of a plain one as well.
 
-    The folder appears whole or not at all. How pictures are prepared for the model travels with it.
+    The folder appears whole or not at all. How pictures are prepared for the model travels with it: as the folder that
+    it was opened from says, or as `pictures` says in the words of transformers' preprocessor_config.json, for timm of
+    its pretrained_cfg.
     """
     target = Path(folder)
     refuse_occupied(target)
@@ -76,7 +78,7 @@ def save_model(model: nn.Module, folder: str | Path) -> None:
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True)
     try:
-        write_model(model, part)
+        write_model(model, part, pictures)
         if target.is_dir():
             target.rmdir()
         os.replace(part, target)
@@ -84,8 +86,8 @@ def save_model(model: nn.Module, folder: str | Path) -> None:
         shutil.rmtree(part, ignore_errors=True)
 
 
-def write_model(model: Any, folder: Path) -> None:
-    """Weights, configuration and, for a soft model, the recipe."""
+def write_model(model: Any, folder: Path, pictures: Mapping[str, Any] | None) -> None:
+    """Weights, configuration, what is known of pictures and, for a soft model, the recipe."""
     soft = next(soft_weights(model), None) is not None
     if soft:
         save(model, folder)
@@ -95,10 +97,12 @@ def write_model(model: Any, folder: Path) -> None:
         else:
             model.save_pretrained(folder)
         source = Path(str(model.config.name_or_path)) / PREPROCESSOR
-        if source.is_file():
+        if pictures is not None:
+            (folder / PREPROCESSOR).write_text(json.dumps(pictures, indent=1))
+        elif source.is_file():
             shutil.copyfile(source, folder / PREPROCESSOR)
     elif "architecture" in getattr(model, "pretrained_cfg", {}):
-        (folder / CONFIG).write_text(json.dumps(timm_config(model), indent=1))
+        (folder / CONFIG).write_text(json.dumps(timm_config(model, pictures or {}), indent=1))
         if not soft:
             write_tensors(model, folder)
     else:
@@ -303,9 +307,9 @@ def timm_folder(folder: Path, config: dict[str, Any]) -> nn.Module:
     return model
 
 
-def timm_config(model: Any) -> dict[str, Any]:
+def timm_config(model: Any, pictures: Mapping[str, Any]) -> dict[str, Any]:
     """What timm needs to build a model again, in the form of its own config.json."""
-    own = model.pretrained_cfg
+    own = {**model.pretrained_cfg, **pictures}
     return {
         "architecture": own["architecture"],
         "num_classes": model.num_classes,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -51,6 +52,7 @@ def train_command(
     torchrun and accelerate launch start it on many devices.
     """
     from softequiv.tasks.named import class_names, open_task
+    from softequiv.tasks.preparation import described
     from softequiv.training import heads
     from softequiv.training.tune import MODEL, Turns, finished, is_main, tune
 
@@ -59,6 +61,8 @@ def train_command(
         raise typer.BadParameter("say for which group to soften, such as --group 'SO(2)'")
     if within is not None and not softening:
         raise typer.BadParameter("--within belongs to --error; --turn is the range of moved pictures")
+    if mode != "parametrize" and not softening:
+        raise typer.BadParameter("--mode says how weights are softened; give it with --softness or --error")
     if hold is not None and penalty:
         raise typer.BadParameter("--hold finds the price by itself; give it or --penalty")
     arguments = asked(str(group), softness, error, within, None, None, "exact") if softening else {}
@@ -82,14 +86,17 @@ def train_command(
     result = finished(out, decided)
     if result is None:
         net = opened(model, trust_remote_code)
-        task = open_task(data, net, size=size, seed=settings.seed, named=not new_head)
+        pictures = open_task(data, net, size=size, seed=settings.seed, named=not new_head)
+        for note in pictures.notes if is_main() else ():
+            warnings.warn(note, stacklevel=2)
         if new_head:
-            heads.new_head(net, task.classes, class_names(data), seed=settings.seed)
+            heads.new_head(net, pictures.task.classes, class_names(data), seed=settings.seed)
         if softening:
             soften(net, mode=cast(Mode, mode), **arguments)
         judged = own_range(net) if turned is None else turned
         turns = Turns(chosen or group_of(net) or SO(2), judged, turned is not None, penalty, hold)
-        result = tune(net, task, settings, turns, out, decided, tensorboard=tensorboard)
+        told = described(pictures.prepared, net)
+        result = tune(net, pictures.task, settings, turns, out, decided, pictures=told, tensorboard=tensorboard)
     if not is_main():
         return Answer({}, ())
     home = out / MODEL

@@ -123,9 +123,8 @@ def work(settings: Settings) -> Figures:
     within = parse_range(settings["within"]) if "within" in settings else None
     task = None
     if "recipe" in settings:
-        task = open_task(
-            settings["data"], model, size=settings.get("size"), seed=seed, named="new head" not in settings
-        )
+        named = "new head" not in settings
+        task = open_task(settings["data"], model, size=settings.get("size"), seed=seed, named=named).task
         if "new head" in settings:
             new_head(model, task.classes, class_names(settings["data"]), seed=seed)
         check_answers(model, task)

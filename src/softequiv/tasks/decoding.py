@@ -74,9 +74,10 @@ def pixels(picture: Any) -> Tensor:
 
 
 def middle(picture: Any, size: int, crop: float = 1.0, resample: int = BILINEAR) -> Any:
-    """The shorter side becomes size / crop pixels, and the middle square of size x size is cut out."""
-    scale = size / crop / min(picture.size)
-    width, height = (max(size, round(side * scale)) for side in picture.size)
+    """The shorter side becomes size / crop pixels, and the middle square of size x size is cut out; black is around
+    it where it is larger, crop > 1. Rounded as transformers does."""
+    shorter = max(1, round(size / crop))
+    width, height = (shorter * side // min(picture.size) for side in picture.size)
     if width * height > LARGEST:
         raise SoftEquivError(
             f"a picture of {picture.size[0]} x {picture.size[1]} pixels is too narrow: with its shorter side scaled it "

@@ -9,10 +9,10 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from random import Random
 from typing import Any, TypeVar
@@ -22,8 +22,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from softequiv.errors import SoftEquivError
+from softequiv.measure.progress import progress
 from softequiv.tasks.base import Examples, Held, Prepare, unchanged
 from softequiv.tasks.decoding import MODES, anywhere, check_side, decoded, middle, pixels
+
+HASHED = 1024  # files at a time; all at once would wait in memory
+BLOCK = 2**20  # bytes of a file at a time
 
 Item = TypeVar("Item")
 Read = Callable[[Any, Any, Random], tuple[Tensor, Tensor]]  # source, target, what is drawn -> input, target
@@ -138,19 +142,20 @@ class Files(Examples):
 
     @property
     def fingerprint(self) -> str:
-        """Of names, sizes and targets of the files and of how they are read; contents are not opened."""
+        """Of names, contents and targets of the files and of how they are read; each file is read for it once."""
         sha = hashlib.sha256(repr((self.read, self.seed)).encode())
-        for item in self.items:
-            sha.update(repr([_identity(part) for part in item]).encode())
+        for start in progress(range(0, len(self), HASHED), "reading the data"):
+            for identity in _pool(os.getpid()).map(_identity, self.items[start : start + HASHED]):
+                sha.update(identity.encode())
         return sha.hexdigest()
 
     def _one(self, number: int) -> tuple[Tensor, Tensor]:
         return self.read(*self.items[number], Random(f"{self.seed} {self.epoch} {number}"))
 
     def _stacked(self, numbers: Tensor) -> tuple[Tensor, Tensor]:
-        pairs = list(_pool(os.getpid()).map(self._one, numbers.tolist()))
-        inputs, targets = zip(*pairs, strict=True)
-        return torch.stack(inputs), torch.stack(targets)
+        chosen = numbers.tolist()
+        inputs, targets = zip(*_pool(os.getpid()).map(self._one, chosen), strict=True)
+        return stacked([self.items[number][0] for number in chosen], inputs), torch.stack(targets)
 
     def _sent(self, part: Tensor) -> Tensor:
         """On the device; from pinned memory the copy runs beside the computation."""
@@ -162,6 +167,17 @@ class Files(Examples):
 def _pool(process: int) -> ThreadPoolExecutor:
     """The threads that decode, of this process: those of a parent do not survive a fork."""
     return ThreadPoolExecutor(thread_name_prefix="softequiv-decode")
+
+
+def stacked(sources: Sequence[Any], inputs: Sequence[Tensor]) -> Tensor:
+    """One batch, (N, ...); inputs of two shapes are named by their sources."""
+    for source, own in zip(sources, inputs, strict=True):
+        if own.shape != inputs[0].shape:
+            raise SoftEquivError(
+                f"{source} becomes {tuple(own.shape)} and {sources[0]} {tuple(inputs[0].shape)}: the model's "
+                "preprocessor keeps their shapes; cut them to squares with --size"
+            )
+    return torch.stack(list(inputs))
 
 
 def prefetched(batches: Iterable[Item]) -> Iterator[Item]:
@@ -178,8 +194,27 @@ def prefetched(batches: Iterable[Item]) -> Iterator[Item]:
             yield batch
 
 
-def _identity(part: Any) -> str:
-    if not isinstance(part, Path):
-        return repr(part)
-    size = part.stat().st_size if part.is_file() else "missing"
-    return f"{part.parent.name}/{part.name} {size}"
+def _identity(item: tuple[Any, Any]) -> str:
+    return repr([_named_content(part) if isinstance(part, Path) else repr(part) for part in item])
+
+
+def _named_content(path: Path) -> str:
+    """The last two names of a path, so that a copied folder is the same, and a SHA-256 of what is there."""
+    try:
+        state = path.stat()
+        content = _content(path, state.st_size, state.st_mtime_ns)
+    except FileNotFoundError:
+        content = "missing"
+    except OSError as problem:
+        raise SoftEquivError(f"{path} cannot be read ({problem}); copy it again, or take it away") from problem
+    return f"{path.parent.name}/{path.name} {content}"
+
+
+@cache
+def _content(path: Path, size: int, changed: int) -> str:
+    """What a file of that size and time of change holds."""
+    sha = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(BLOCK):
+            sha.update(block)
+    return sha.hexdigest()

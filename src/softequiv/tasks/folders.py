@@ -5,13 +5,15 @@ ImageNet as it is usually laid out is such a folder.
 
 from __future__ import annotations
 
+import warnings
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from softequiv._files import path_of
 from softequiv.errors import SoftEquivError
-from softequiv.tasks.base import Examples, Prepare
+from softequiv.tasks.base import Prepare
 from softequiv.tasks.classification import Classification
 from softequiv.tasks.decoding import ENDINGS, check_pillow, is_picture, pictures_below
 from softequiv.tasks.files import Files, Labelled, Normalised
@@ -19,10 +21,21 @@ from softequiv.tasks.labels import check_inside, numbered_lines
 from softequiv.tasks.splits import held_out, of_each_class
 
 LABELS = "labels.tsv"
+NAMED = 3  # how many classes a warning names
 DIGITS = 9  # of the number of a class, at most
 IMAGENET = Normalised((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 Items = tuple[tuple[Path, int], ...]
+
+
+@dataclass(frozen=True)
+class Split:
+    """Pictures with the numbers of their classes: those that teach, that choose the model, and that test it."""
+
+    train: Items
+    validation: Items
+    test: Items
+    classes: int
 
 
 def image_folder(
@@ -37,41 +50,80 @@ def image_folder(
     seed: int = 0,
     classes: int | None = None,
 ) -> Classification:
-    """Pictures in class folders below train/ and val/ (as ImageNet has them; test/ before val/ where there is one), or
-    in one folder of class folders, or listed in its labels.tsv.
+    """Pictures in class folders below train/, val/ and test/, or train/ and val/ (as ImageNet has them: val/ is then
+    the test), or in one folder of class folders, or listed in its labels.tsv.
 
-    Without train/, `test` of every class is for the test; `validation` of what is left chooses the model. Pictures are
+    Without train/, `test` of every class is for the test. What val/ holds beside test/ chooses the model; where there
+    are not both, `validation` of what is left to learn from does. Pictures are
     the middle square of size x size pixels, the shorter side scaled to size / crop; with `crops`, training ones are
     random rectangles, drawn anew in every epoch.
     """
     check_pillow()
+    found = split_folder(folder, validation=validation, test=test, seed=seed, classes=classes)
+    plain, drawn = Labelled(size, crop), Labelled(size, crop, crops=crops)
+    return Classification(
+        Files(found.train, drawn, prepare, seed if crops else None),
+        Files(found.validation, plain, prepare),
+        Files(found.test, plain, prepare),
+        found.classes,
+    )
+
+
+def split_folder(
+    folder: str | Path, *, validation: float = 0.1, test: float = 0.5, seed: int = 0, classes: int | None = None
+) -> Split:
+    """The pictures of a folder as `image_folder` shares them out."""
     folder = _existing(path_of(folder))
     if classes is not None and type(classes) is not int:
         raise SoftEquivError(f"the number of classes is a whole number; got {classes!r}")
-    if (folder / "train").is_dir():
-        learning, names = labelled(folder / "train")
-        other = next((folder / name for name in ("test", "val") if (folder / name).is_dir()), None)
-        if other is None:
-            raise SoftEquivError(f"{folder} has a folder train and none of test, val; put the pictures of a test there")
-        asked, other_names = labelled(other)
-        if other_names != names:
-            odd = sorted(set(names) ^ set(other_names))[0]
-            raise SoftEquivError(f"the class {odd!r} is in one of {folder / 'train'} and {other} only; complete it")
-    else:
-        items, names = labelled(folder)
-        labels = torch.tensor([label for _, label in items])
-        apart = set(of_each_class(labels, test, seed).tolist())
-        learning = tuple(item for i, item in enumerate(items) if i not in apart)
-        asked = tuple(item for i, item in enumerate(items) if i in apart)
-        if not learning:
-            raise SoftEquivError(f"test={test:g} of every class leaves no picture of {folder} to learn from")
+    laid_out = (folder / "train").is_dir()
+    learning, choosing, asked, names = _laid_out(folder) if laid_out else _drawn(folder, test, seed)
     count = classes if classes is not None else max(len(names), 1 + max(label for _, label in (*learning, *asked)))
-    check_labels(folder, (*learning, *asked), count)
-    plain = Labelled(size, crop)
-    kept, held = held_out(len(learning), validation, seed)
-    train = Files(learning, Labelled(size, crop, crops=crops), prepare, seed if crops else None).part(kept)
-    choose: Examples = Files(learning, plain, prepare).part(held)
-    return Classification(train, choose, Files(asked, plain, prepare), count)
+    check_labels(folder, (*learning, *choosing, *asked), count)
+    if not choosing:
+        remedy = "add pictures, or lay them out in folders train, val and test"
+        kept, held = held_out(len(learning), validation, seed, remedy)
+        learning, choosing = (tuple(learning[number] for number in part.tolist()) for part in (kept, held))
+    unlearnt = sorted({label for _, label in (*choosing, *asked)} - {label for _, label in learning})
+    if unlearnt:
+        some = ", ".join(repr(names[label]) if names else str(label) for label in unlearnt[:NAMED])
+        more = f" and {len(unlearnt) - NAMED} others" if len(unlearnt) > NAMED else ""
+        warnings.warn(
+            f"{folder}: no picture of class {some}{more} is left to learn from, as those held out for the test and to "
+            "choose the model are all there are; add pictures of it, or take it away",
+            stacklevel=3,
+        )
+    return Split(learning, choosing, asked, count)
+
+
+def _laid_out(folder: Path) -> tuple[Items, Items, Items, tuple[str, ...]]:
+    """What train/, val/ and test/ hold; val/ is the test where there is no test/, and then nothing chooses."""
+    parts = [name for name in ("train", "val", "test") if (folder / name).is_dir()]
+    if len(parts) == 1:
+        raise SoftEquivError(f"{folder} has a folder train and none of test, val; put the pictures of a test there")
+    found = {name: labelled(folder / name) for name in parts}
+    learning, names = found["train"]
+    for part, (_, own) in found.items():
+        if own != names:
+            odd = sorted(set(names) ^ set(own))[0]
+            raise SoftEquivError(
+                f"the class {odd!r} is in one of {folder / 'train'} and {folder / part} only; complete it"
+            )
+    return learning, found["val"][0] if len(parts) == 3 else (), found[parts[-1]][0], names
+
+
+def _drawn(folder: Path, test: float, seed: int) -> tuple[Items, Items, Items, tuple[str, ...]]:
+    """What one folder of classes holds, with `test` of every class drawn for the test."""
+    items, names = labelled(folder)
+    apart = set(of_each_class(torch.tensor([label for _, label in items]), test, seed).tolist())
+    learning = tuple(item for i, item in enumerate(items) if i not in apart)
+    asked = tuple(item for i, item in enumerate(items) if i in apart)
+    if not learning:
+        raise SoftEquivError(
+            f"{test:g} of every class for the test leaves no picture of {folder} to learn from; add pictures, or lay "
+            "them out in folders train, val and test"
+        )
+    return learning, (), asked, names
 
 
 def labelled(folder: Path) -> tuple[Items, tuple[str, ...]]:

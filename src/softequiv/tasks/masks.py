@@ -113,6 +113,11 @@ def voc(
     """
     folder = path_of(folder)
     learning, test = (_voc_pairs(folder, name) for name in ("train", "val"))
+    both = sorted(set(learning) & set(test))
+    if both:
+        raise SoftEquivError(
+            f"{folder}: {both[0][0].stem!r} is in train.txt and in val.txt, which is the test; take it out of one"
+        )
     return _segmentation([*_apart(learning, validation, seed), test], size, Values(21), prepare)
 
 

@@ -1,16 +1,17 @@
 """Which problem does a text stand for? `mnist:PATH`, `cifar10:PATH`, `camvid:PATH` and their like, or a folder of
-pictures in folders of classes; pictures are made ready as the model wants them, where it says how.
+pictures in folders of classes; pictures are made ready as the model wants them, and it is told how.
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from random import Random
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -21,17 +22,27 @@ from softequiv.errors import SoftEquivError
 from softequiv.tasks.base import Examples, Held
 from softequiv.tasks.cifar import HUNDRED, TEN, cifar10, cifar100
 from softequiv.tasks.classification import Classification
+from softequiv.tasks.decoding import MODES, check_pillow, decoded
 from softequiv.tasks.files import Files, Normalised
-from softequiv.tasks.folders import IMAGENET, image_folder, labelled
-from softequiv.tasks.images import channels_of, class_numbers, preprocessor_of, read_preprocessor
-from softequiv.tasks.masks import ade20k, camvid, voc
+from softequiv.tasks.folders import IMAGENET, Items, labelled, split_folder
+from softequiv.tasks.images import class_numbers
+from softequiv.tasks.masks import Fitted, ade20k, camvid, voc
 from softequiv.tasks.mnist import MEAN, STD, mnist
+from softequiv.tasks.preparation import (
+    Preparation,
+    Processed,
+    Squares,
+    channels_of,
+    preparation,
+    processed,
+    timm_settings,
+)
+from softequiv.tasks.preprocessor import frame, normalisation, preprocessor_of, read_preprocessor
 from softequiv.tasks.segmentation import Segmentation
 
 Named = Classification | Segmentation
 
 DIGIT_SIDE = 28
-SIDE = 224  # of pictures of a folder, where nothing says how large the model wants them
 TEST = 0.2  # of the pictures of each class, where the folder has no test of its own
 
 
@@ -42,7 +53,27 @@ class Wanted:
     channels: int
     size: int | None = None
     normalised: Normalised | None = None
-    crop: float = 1.0
+    processed: Processed | None = None
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A problem, how its pictures are made ready, and what had to be guessed."""
+
+    task: Named
+    prepared: Preparation
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A picture made ready for a model, and its label."""
+
+    prepare: Preparation
+    channels: int
+
+    def __call__(self, source: Path, target: int, random: Random) -> tuple[Tensor, Tensor]:
+        return self.prepare(decoded(source, MODES[self.channels])), torch.tensor(target)
 
 
 @dataclass(frozen=True)
@@ -67,29 +98,17 @@ class Sized:
 
 def wanted(model: nn.Module, size: int | None = None) -> Wanted:
     """What a model of timm or transformers says about its pictures; `size` instead of its own side."""
-    own: Mapping[str, Any] = getattr(model, "pretrained_cfg", None) or {}
-    channels = channels_of(model)
+    channels, own = channels_of(model), timm_settings(model)
     if own:
-        side, crop = size or int(own["input_size"][-1]), 1.0 if size else float(own.get("crop_pct") or 1.0)
-        return Wanted(channels, side, Normalised(tuple(own["mean"]), tuple(own["std"])), crop)
+        return Wanted(channels, size or int(own["input_size"][-1]), Normalised(tuple(own["mean"]), tuple(own["std"])))
     path = preprocessor_of(model)
     told = read_preprocessor(path)
-    normalised = None
-    if told.get("do_normalize", True) and "image_mean" in told and "image_std" in told:
-        normalised = Normalised(tuple(told["image_mean"]), tuple(told["image_std"]))
-    return Wanted(channels, size or config_size(model) or _side(told.get("size"), path), normalised)
+    normalised = normalisation(told, path, channels) if path.is_file() else None
+    side = size or frame(told, path)[0] or config_size(model)
+    return Wanted(channels, side, normalised, processed(model, size))
 
 
-def _side(entry: Any, path: Path) -> int | None:
-    """The side that a preprocessor file gives: a number, or height, or the shortest edge."""
-    if isinstance(entry, Mapping):
-        entry = entry.get("height") or entry.get("shortest_edge")
-    if entry and (type(entry) is not int or entry < 1):
-        raise SoftEquivError(f"{path}: the side of pictures is {entry!r}, and should be a number of pixels; correct it")
-    return entry or None
-
-
-def open_task(text: str, model: nn.Module, *, size: int | None = None, seed: int = 0, named: bool = True) -> Named:
+def open_task(text: str, model: nn.Module, *, size: int | None = None, seed: int = 0, named: bool = True) -> Opened:
     """The problem that a text stands for, with pictures as the model wants them, split by seed.
 
     Class folders get the model's own numbers where it knows all their names, unless `named` is False.
@@ -101,57 +120,61 @@ def open_task(text: str, model: nn.Module, *, size: int | None = None, seed: int
     """
     path_of(text.rpartition(":")[2] if isinstance(text, str) else text)  # what could name nothing is refused
     kind, colon, path = text.partition(":")
-    wants = wanted(model, size)
     if not colon or Path(text).exists():
-        return _folder(Path(text), wants, seed, model if named else None)
+        return _folder(Path(text), model, size, seed, named)
     if kind not in READERS:
         near = difflib.get_close_matches(kind, READERS, 1)
         raise SoftEquivError(
             f"there is no data set {kind!r}{f'; did you mean {near[0]}?' if near else ';'} Known are "
             f"{', '.join(READERS)}, written as mnist:PATH, and folders of pictures"
         )
-    return READERS[kind](Path(path), wants, seed)
+    return READERS[kind](Path(path), wanted(model, size), seed)
 
 
-def _digits(path: Path, wants: Wanted, seed: int) -> Classification:
+def _digits(path: Path, wants: Wanted, seed: int) -> Opened:
     """Digits have room to turn: padded to the model's side where it is about theirs, else padded and scaled."""
     margin = (wants.size or 2 * DIGIT_SIDE) - DIGIT_SIDE
     fits = wants.size is not None and 0 <= margin <= DIGIT_SIDE and margin % 2 == 0
     task = mnist(path, seed=seed, **({"pad": margin // 2} if fits else {}))
     own = wants.normalised or Normalised((MEAN,), (STD,))
     assert isinstance(task.train, Held) and isinstance(task.train.prepare, Normalised)
-    shown = Sized(replace(own, pad=task.train.prepare.pad), wants.size, wants.channels)
-    return replace(_shown(task, shown), acts=Pictures(fill=-own.mean[0] / own.std[0]))
+    opened = _shown(task, Sized(replace(own, pad=task.train.prepare.pad), wants.size, wants.channels))
+    return replace(opened, task=replace(opened.task, acts=Pictures(fill=-own.mean[0] / own.std[0])))
 
 
 def _colours(
     read: Callable[..., Classification], normalised: Normalised, path: Path, wants: Wanted, seed: int
-) -> Classification:
+) -> Opened:
     return _shown(read(path, seed=seed), Sized(wants.normalised or normalised, wants.size, wants.channels))
 
 
-def _shown(task: Classification, prepare: Sized) -> Classification:
+def _shown(task: Classification, prepare: Sized) -> Opened:
     """The same pictures, prepared otherwise."""
 
     def part(examples: Examples) -> Examples:
         assert isinstance(examples, Held)
         return replace(examples, prepare=prepare)
 
-    return _changed(task, part)
+    assert isinstance(task.train, Held)
+    side, own = task.train.inputs.shape[-1], prepare.normalised
+    framed = side + 2 * own.pad
+    shown = replace(task, train=part(task.train), validation=part(task.validation), test=part(task.test))
+    return Opened(shown, Squares(prepare.size or framed, own.mean, own.std, crop=framed / side))
 
 
-def _changed(task: Classification, part: Callable[[Examples], Examples]) -> Classification:
-    """The same problem with each of its three parts changed."""
-    return replace(task, train=part(task.train), validation=part(task.validation), test=part(task.test))
-
-
-def _masks(read: Callable[..., Segmentation], path: Path, wants: Wanted, seed: int) -> Segmentation:
+def _masks(read: Callable[..., Segmentation], path: Path, wants: Wanted, seed: int) -> Opened:
+    """The whole picture is fitted into a square, for its mask's sake; alone, it is cut by the model's own file, or to
+    the middle square."""
     sized = {"size": wants.size} if wants.size else {}
     split = {} if read is camvid else {"seed": seed}  # CamVid comes split
-    return read(path, prepare=wants.normalised or IMAGENET, **sized, **split)
+    normalised = wants.normalised or IMAGENET
+    task = read(path, prepare=normalised, **sized, **split)
+    assert isinstance(task.train, Files) and isinstance(task.train.read, Fitted)
+    squares = Squares(task.train.read.size, normalised.mean, normalised.std)
+    return Opened(task, wants.processed or squares)
 
 
-READERS: dict[str, Callable[[Path, Wanted, int], Named]] = {
+READERS: dict[str, Callable[[Path, Wanted, int], Opened]] = {
     "mnist": _digits,
     "cifar10": partial(_colours, cifar10, TEN.normalised),
     "cifar100": partial(_colours, cifar100, HUNDRED.normalised),
@@ -161,25 +184,29 @@ READERS: dict[str, Callable[[Path, Wanted, int], Named]] = {
 }
 
 
-def _folder(path: Path, wants: Wanted, seed: int, model: nn.Module | None) -> Classification:
-    normalised = wants.normalised or IMAGENET
-    task = image_folder(path, size=wants.size or SIDE, crop=wants.crop, prepare=normalised, test=TEST, seed=seed)
-    if model is None:
-        return task
-    names = class_names(path)
+def _folder(path: Path, model: nn.Module, size: int | None, seed: int, named: bool) -> Opened:
+    check_pillow()
+    found = split_folder(path, test=TEST, seed=seed)
+    order, classes = _numbers(class_names(path), model, found.classes) if named else (None, found.classes)
+    prepared, note = preparation(model, size)
+    read = Ready(prepared, channels_of(model))
+
+    def part(items: Items) -> Files:
+        return Files(items if order is None else tuple((source, order[label]) for source, label in items), read)
+
+    task = Classification(part(found.train), part(found.validation), part(found.test), classes)
+    return Opened(task, prepared, (note,) if note else ())
+
+
+def _numbers(names: Sequence[str], model: nn.Module, found: int) -> tuple[list[int] | None, int]:
+    """The model's own numbers for classes of these names where it knows them all, and how many classes there are."""
     count = int(getattr(getattr(model, "config", None), "num_labels", None) or getattr(model, "num_classes", 0) or 0)
     if not names:  # labels.tsv has numbers of its own, which may leave some of the model's out
-        return replace(task, classes=max(task.classes, count))
+        return None, max(found, count)
     numbers, unknown = class_numbers(names, model)
     if unknown or not numbers:
-        return task
-    order = [numbers[name] for name in names]
-
-    def part(examples: Examples) -> Examples:
-        assert isinstance(examples, Files)
-        return replace(examples, items=tuple((source, order[label]) for source, label in examples.items))
-
-    return replace(_changed(task, part), classes=max(count, len(names)))
+        return None, found
+    return [numbers[name] for name in names], max(count, len(names))
 
 
 def class_names(source: str | Path) -> tuple[str, ...]:

@@ -13,8 +13,11 @@ from softequiv.tasks.base import Examples
 LARGEST_SEED = 2**62  # as in a recipe of training
 
 
-def held_out(count: int, fraction: float, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Numbers 0..count-1 as (kept, held out), both ascending, round(fraction * count) of them held out.
+def held_out(
+    count: int, fraction: float, seed: int = 0, remedy: str = "give more, or choose another fraction"
+) -> tuple[Tensor, Tensor]:
+    """Numbers 0..count-1 as (kept, held out), both ascending, round(fraction * count) of them held out; `remedy` is
+    what to do where one of the two would be empty.
 
     >>> [len(part) for part in held_out(10, 0.2)]
     [8, 2]
@@ -22,8 +25,8 @@ def held_out(count: int, fraction: float, seed: int = 0) -> tuple[Tensor, Tensor
     apart = round(_fraction(fraction) * count)
     if not 0 < apart < count:
         raise SoftEquivError(
-            f"holding out {fraction:g} of {count} examples leaves {count - apart} and {apart}; choose another fraction "
-            "so that neither is empty"
+            f"holding out {fraction:g} of {count} examples leaves {count - apart} and {apart}, and neither may be "
+            f"empty; {remedy}"
         )
     order = torch.randperm(count, generator=_seeded(seed))
     return order[apart:].sort().values, order[:apart].sort().values

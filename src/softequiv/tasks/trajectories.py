@@ -230,7 +230,7 @@ def read_rows(file: Folder) -> Array:
     array([[0., 1., 0., 2.]])
     """
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
+        lines = file.read_text(encoding="utf-8-sig").splitlines()  # as some editors of tables write
     except UnicodeDecodeError as problem:
         raise SoftEquivError(f"{file} is not a text file ({problem}); copy it again") from problem
     seen: dict[tuple[float, float], int] = {}

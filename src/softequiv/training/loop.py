@@ -185,10 +185,8 @@ class _Run:
         self.standing = _Standing()
         self.best: Tensors | None = None
         # what a step's number means depends on these
-        self.given = {
-            "training examples": task.train.fingerprint,
-            "validation examples": task.validation.fingerprint,
-        }
+        examples = {"training examples": task.train, "validation examples": task.validation}
+        self.given = {name: part.fingerprint for name, part in examples.items()} if folder else {}
         if folder and (folder / CHECKPOINT).is_file():
             self.planned = self._resume(folder / CHECKPOINT)
         else:

@@ -30,7 +30,7 @@ from softequiv.tasks.classification import Classification
 from softequiv.tasks.segmentation import MASKS, Segmentation
 from softequiv.training.board import Board
 from softequiv.training.heads import check_answers
-from softequiv.training.loop import Objective, fit, plain
+from softequiv.training.loop import CHECKPOINT, Objective, fit, plain
 from softequiv.training.recipe import Recipe
 from softequiv.training.saved import saying_what_failed, set_weights, weights_of
 
@@ -60,8 +60,8 @@ def is_main() -> bool:
 
 
 def finished(folder: Path, asked: Mapping[str, Any]) -> Figures | None:
-    """The result of a tuning that is done; None where it is not. A folder of another tuning is refused, and so is one
-    of other files."""
+    """The result of a tuning that is done; None where it is not, or where its model was removed and is to be written
+    again. A folder of another tuning is refused, and so is one of other files."""
     if not folder.exists():
         return None
     before = _read(folder / ASKED)
@@ -75,7 +75,15 @@ def finished(folder: Path, asked: Mapping[str, Any]) -> Figures | None:
         raise SoftEquivError(
             f"{folder} holds a training with other settings ({', '.join(changed)}); choose another name, or remove it"
         )
-    return _read(folder / RESULT)
+    result = _read(folder / RESULT)
+    if result is None or (folder / MODEL).is_dir():
+        return result
+    if not (folder / CHECKPOINT).is_file():
+        raise SoftEquivError(
+            f"{folder} holds a result, but neither its {MODEL} nor the {CHECKPOINT} to write it again from; remove the "
+            "folder to train anew, or choose another name"
+        )
+    return None
 
 
 def tune(
@@ -86,11 +94,12 @@ def tune(
     folder: Path,
     asked: Mapping[str, Any],
     *,
+    pictures: Mapping[str, Any] | None = None,
     tensorboard: bool = False,
 ) -> Figures:
     """Train a model in a folder and test it; what result.json then holds. The model is in the folder `model` there.
 
-    `asked` is what decided model and task, as JSON can hold it.
+    `asked` is what decided model and task, as JSON can hold it; `pictures` is what `save_model` writes of them.
     """
     check_answers(model, task)
     known, unseen = (Moves(task.acts, turns.group, turns.within, count=POOL, seed=recipe.seed + i) for i in (0, 1))
@@ -141,7 +150,7 @@ def tune(
         set_weights(whole, weights)
         shutil.rmtree(folder / MODEL, ignore_errors=True)  # of a run that was stopped between the two files
         with saying_what_failed(folder / MODEL):
-            save_model(whole.cpu(), folder / MODEL)
+            save_model(whole.cpu(), folder / MODEL, pictures=pictures)
         _write(folder / RESULT, result)
     return result
 
