@@ -28,7 +28,7 @@ from softequiv.asking.answers import tensor_of  # noqa: E402
 from softequiv.baselines.canonical import Canonical, prior_loss  # noqa: E402
 from softequiv.errors import SoftEquivError  # noqa: E402
 from softequiv.experiments import t2, t3, t4  # noqa: E402
-from softequiv.experiments.arms import LONGER, Armed, Setting, armed  # noqa: E402
+from softequiv.experiments.arms import HALF_BATCHES, LONGER, Armed, Setting, armed  # noqa: E402
 from softequiv.experiments.backbones import CLASSIFIER, SEGMENTER, PatchwiseLinear, positions_of, with_head  # noqa: E402
 from softequiv.experiments.base import Experiment, Scale, reproduce  # noqa: E402
 from softequiv.experiments.cells import Cell, Figures, Row, Settings  # noqa: E402
@@ -146,9 +146,10 @@ def test_recipes_can_be_written_down() -> None:
 def test_no_training_has_no_recipe_and_few_labels_have_small_batches() -> None:
     assert t2.recipe_of(t2.SMALL, {"epochs": 0, "seed": 0}, 400) is None
     for source, every in ((t2.SMALL, 40), (t2.FULL, 8)):  # the last weights, or the best of five
-        recipe = t2.recipe_of(source, {"epochs": 40, "seed": 3}, 400)
-        assert recipe is not None
-        assert (recipe.batch, recipe.epochs, recipe.seed, recipe.evaluate_every) == (50, 40, 3, every)
+        for arm, batch in (("plain", 50), (HALF_BATCHES, 25)):
+            recipe = t2.recipe_of(source, {"arm": arm, "epochs": 40, "seed": 3}, 400)
+            assert recipe is not None
+            assert (recipe.batch, recipe.epochs, recipe.seed, recipe.evaluate_every) == (batch, 40, 3, every)
 
 
 # Made-up rows, so that what a page claims follows from figures that are known.

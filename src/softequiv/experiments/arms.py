@@ -26,6 +26,7 @@ from softequiv.training.loop import Loss, Objective, plain
 
 TURNS = 18  # rotations of the paper's finite groups
 LONGER = "plain (twice as long)"  # trained on turned pictures: as many passes as a held target has
+HALF_BATCHES = "held (half batches)"  # as many steps, too, as augmentation for twice as long
 SOFT, TARGET = 0.9, 0.05  # softness below a target on the whole network; the target of a mixture
 
 Grids = Mapping[str, tuple[int, ...]]
@@ -190,6 +191,7 @@ ARMS: dict[str, Arm] = {
     "penalty": penalised,
     "held": held,
     "held + labels": held_labelled,
+    HALF_BATCHES: held_labelled,
     "ours + held": ours_held,
     "ours + noise": ours_noisy,
     "ours + limit": ours_limited,
@@ -204,6 +206,11 @@ def armed(name: str, model: nn.Module, dial: float, setting: Setting) -> Armed:
     if name not in ARMS:
         raise SoftEquivError(f"there is no arm {name!r}; choose one of {', '.join(ARMS)}")
     return ARMS[name](model, dial, setting)
+
+
+def batch_of(name: str, batch: int) -> int:
+    """The samples of a step of an arm."""
+    return batch // 2 if name == HALF_BATCHES else batch
 
 
 def restore_variance(model: nn.Module) -> None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from softequiv.experiments.arms import LONGER
+from softequiv.experiments.arms import HALF_BATCHES, LONGER
 from softequiv.experiments.cells import Row
 from softequiv.experiments.compare import beats, curves
 from softequiv.experiments.finetune import by_training, of, told
 from softequiv.experiments.pages import Claim, Table
 
 ANY_ANGLE = "plain (any angle)"  # augmentation by all turns
-DIALS = ("ours", "penalty", "held + labels", "mixture", "ours + held", "mixture + held")
+DIALS = ("ours", "penalty", "held + labels", HALF_BATCHES, "mixture", "ours + held", "mixture + held")
 # What augmentation is called, by its arms, the first of which that is there is the rival.
 RIVALS = {"augmentation": ("plain",), "augmentation for twice as long": (LONGER,)}
 BY_ANY_ANGLE = {"augmentation": (ANY_ANGLE, "plain")}

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from softequiv.actions import Moves
 from softequiv.baselines.canonical import Canonical, prior_loss
 from softequiv.baselines.group_cnn import free_parameters
-from softequiv.experiments.arms import LONGER, Armed, kept
+from softequiv.experiments.arms import HALF_BATCHES, LONGER, Armed, kept
 from softequiv.experiments.cells import Cell, Figures, Row, Settings
 from softequiv.experiments.compare import (
     COLOURS,
@@ -32,7 +32,7 @@ AnyTask = TypeVar("AnyTask", bound=Task)
 Shown = Mapping[str, tuple[str, float, int]]  # a column: the figure, what it is multiplied by, and digits
 
 OF_WEIGHTS = ("ours", "ours (levels)", "ours (target)")
-OF_THE_NETWORK = ("held", "held + labels", "mixture")  # which turn samples themselves in training
+OF_THE_NETWORK = ("held", "held + labels", HALF_BATCHES, "mixture")  # which turn samples themselves in training
 OURS = (*OF_WEIGHTS, *OF_THE_NETWORK)
 KINDS = {"of weights": OF_WEIGHTS, "of the network": OF_THE_NETWORK}
 SCORER_STEPS, SCORER_BATCH, SCORER_RATE = 400, 250, 1e-3
@@ -41,7 +41,8 @@ DIALS = (
     "The dial of ours and of the paper's construction is softness, that of 'ours (target)' the certified relative "
     "error of every weight within the range, that of RPP the factor on its free path, that of 'canonical' the strength "
     "of its prior, that of 'penalty' its strength, that of 'held + labels' the KL at which a price keeps the network, "
-    "which also learns from what it turns to measure, that of 'mixture' the share of the answer that is not averaged "
+    "which also learns from what it turns to measure, 'held (half batches)' with half as many pictures a step and "
+    "twice as many steps, that of 'mixture' the share of the answer that is not averaged "
     f"over quarter turns. The scorer of 'canonical' is first trained by the prior alone, for about {SCORER_STEPS} "
     "steps, on upright pictures: training that no other arm is given."
 )

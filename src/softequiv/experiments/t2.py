@@ -17,7 +17,7 @@ from torch.nn import functional
 from softequiv.actions import Moves, Pictures
 from softequiv.baselines.augmentation import Augmented
 from softequiv.errors import SoftEquivError
-from softequiv.experiments.arms import Setting, armed
+from softequiv.experiments.arms import HALF_BATCHES, Setting, armed, batch_of
 from softequiv.experiments.backbones import CLASSIFIER, opened, with_head
 from softequiv.experiments.base import Experiment, Scale, data_folder
 from softequiv.experiments.cells import Cell, Figures, Row, Settings
@@ -61,6 +61,7 @@ STOPS: dict[str, tuple[float, ...]] = {
     "canonical": (100.0,),
     "penalty": (0.3, 1.0),
     "held + labels": (0.06, 0.12, 0.2),
+    HALF_BATCHES: (0.06, 0.12),
     "mixture": (0.0, 0.1, 0.3),
 }
 UNTRAINED = ("plain", "ours", "ours (target)", "paper", "paper (smooth)", "RPP")  # arms that mean something before
@@ -294,7 +295,7 @@ def recipe_of(recipe: Recipe, settings: Settings, examples: int) -> Recipe | Non
         recipe,
         seed=settings["seed"],
         epochs=epochs,
-        batch=min(recipe.batch, max(8, examples // STEPS_AT_LEAST)),
+        batch=batch_of(settings["arm"], min(recipe.batch, max(8, examples // STEPS_AT_LEAST))),
         evaluate_every=epochs if recipe.keep == "last" else -(-epochs // EVALUATIONS),
     )
 

@@ -17,7 +17,7 @@ from torch import nn
 
 from softequiv.actions import Moves
 from softequiv.baselines.augmentation import Augmented
-from softequiv.experiments.arms import Setting, armed
+from softequiv.experiments.arms import HALF_BATCHES, Setting, armed, batch_of
 from softequiv.experiments.augmentation import against_augmentation, beaten
 from softequiv.experiments.backbones import CLASSIFIER, opened, with_head
 from softequiv.experiments.base import Experiment, Scale, data_folder
@@ -57,6 +57,7 @@ STOPS: dict[str, tuple[float, ...]] = {
     "canonical": (100.0,),
     "penalty": (1.0,),
     "held + labels": (0.2, 0.4),
+    HALF_BATCHES: (0.2,),
     "mixture": (0.0, 0.3),
 }
 UNTRAINED = ("plain", "ours", "ours (target)", "paper")
@@ -193,10 +194,11 @@ def work(settings: Settings) -> Figures:
     )
     known = turns(task.acts, RANGE, seed=TRAINED)
     recipe = replace(FULL if full else SMALL, seed=settings["seed"], epochs=max(settings["epochs"], 4 if full else 1))
+    batch = batch_of(settings["arm"], min(recipe.batch, len(task.train)))
     return trained_and_judged(
         arm,
         task,
-        replace(recipe, batch=min(recipe.batch, len(task.train))) if settings["epochs"] else None,
+        replace(recipe, batch=batch) if settings["epochs"] else None,
         partial(judged, ranges=ranges(task.acts), disc=str(RANGE), batch=100),
         known,
         varied(known, normalised, settings["turned"], full),

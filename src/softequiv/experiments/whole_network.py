@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from softequiv.experiments import t2
-from softequiv.experiments.arms import LONGER
+from softequiv.experiments.arms import HALF_BATCHES, LONGER
 from softequiv.experiments.augmentation import against_augmentation, beaten
 from softequiv.experiments.base import Experiment, Scale
 from softequiv.experiments.cells import Cell, Row
@@ -42,6 +42,7 @@ COSTS = {
     "canonical": ("1 + the scorer / 1 + the scorer", "multiples of 20 degrees, as far as turning pictures is exact"),
     "penalty": ("2 / 1", "nothing"),
     "held + labels": ("2 / 1", "nothing; measured on training batches at every step"),
+    HALF_BATCHES: ("2 of half a batch / 1, twice as many steps", "as 'held + labels'"),
     "ours + held": ("1.5 / 1", "as ours"),
     "ours + noise": ("1 / 1", "as ours"),
     "ours + limit": ("1 / 1", "as ours, and that no other weight grew"),
