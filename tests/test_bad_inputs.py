@@ -820,6 +820,11 @@ MODELS = [
     Bad("no model to bake", lambda _: se.bake(NONE), "must be a torch module"),
     Bad("no model to save", lambda f: se.save(NONE, f), "must be a torch module"),
     Bad("no model to load into", lambda f: checkpoint(lambda saved: se.load(NONE, saved))(f), "must be a torch module"),
+    Bad(
+        "no seed of a certificate",
+        lambda _: se.certify(small(), group="C4", data=torch.zeros(8, 1, 9, 9), seed=NONE),
+        "a seed is a whole number",
+    ),
     Bad("degrees without their unit", target(within=30), r"'30deg'"),
     Bad("class instead of a model", lambda _: se.soften(KIND, "C4", softness=0), "got type"),
     Bad("names as one text", softening(only="0.weight"), "are given as a list"),

@@ -259,3 +259,14 @@ def test_the_model_keeps_its_mode_and_hooks():
     net = se.soften(mlp(), "C4", softness=0.2, grids={"1": (1, 4, 4)}).train()
     certify_smoothed(Smoothed(net, "1", 0.5), X, votes=10)
     assert net.training and net[1].training and not net[1]._forward_hooks
+
+
+def test_a_model_that_writes_into_what_the_layer_gave_is_covered():
+    torch.manual_seed(0)
+    found = {}
+    for inplace in (False, True):
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Flatten(), nn.Linear(16, 8), nn.ReLU(inplace=inplace), nn.Linear(8, 3))
+        soft = se.soften(net, "C4", softness=0.0, grids={"1": (1, 4, 4)})
+        found[inplace] = certify_smoothed(Smoothed(soft, "1", 0.5), X, votes=100)
+    assert torch.equal(found[False].holds, found[True].holds)

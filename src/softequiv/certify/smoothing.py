@@ -300,7 +300,7 @@ def after(model: nn.Module, layer: str, change: Callable[[Tensor], Tensor]) -> I
     def hook(module: nn.Module, given: tuple[Any, ...], made: Any) -> Tensor:
         if not isinstance(made, Tensor) or not given or not isinstance(given[0], Tensor):
             raise SoftEquivError(f"{layer} must take and return a tensor to be smoothed; it gave {type(made).__name__}")
-        calls.append((given[0], made))
+        calls.append((given[0], made.clone()))  # the model may write into its own
         return change(made)
 
     handle = model.get_submodule(layer).register_forward_hook(hook)
@@ -312,7 +312,7 @@ def after(model: nn.Module, layer: str, change: Callable[[Tensor], Tensor]) -> I
 
 def forced(model: nn.Module, layer: str, x: Tensor, h: Tensor) -> Tensor:
     """The model's answer where its layer gives h, whatever its input."""
-    with after(model, layer, lambda _: h):
+    with after(model, layer, lambda _: h.clone()):
         return scores(asked(model, x))
 
 

@@ -218,6 +218,8 @@ def certify_data(
         clip = checked_amount(clip, "clip, the largest value that counts,", positive=True)
     if not isinstance(batch_size, int) or batch_size < 1:
         raise SoftEquivError(f"batch_size must be a whole number of at least 1; got {batch_size!r}")
+    if not isinstance(seed, int):
+        raise SoftEquivError(f"a seed is a whole number, so that the certificate can be computed again; got {seed!r}")
     generator = torch.Generator().manual_seed(seed)
     columns: dict[str, list[Tensor]] = {}
     hashed = hashlib.sha256()

@@ -51,7 +51,7 @@ STOPS: dict[str, tuple[float, ...]] = {
     "penalty": (0.3, 1.0, 3.0),
     "held": (0.03, 0.1, 0.3),
     "held + labels": (0.0015, 0.02, 0.03, 0.04, 0.06, 0.08, 0.1),
-    HALF_BATCHES: (0.03, 0.04),
+    HALF_BATCHES: (0.03, 0.04, 0.08),
     "mixture": (0.0, 0.1, 0.3),
 }
 SEEDS = {"penalty": 3, "held": 3, "held + labels": 3, HALF_BATCHES: 3, "mixture": 3}  # of the others 5
