@@ -20,6 +20,7 @@ from softequiv.experiments.augmentation import RIVALS
 from softequiv.experiments.base import Experiment, Scale, data_folder
 from softequiv.experiments.cells import Cell, Figures, Row, Settings
 from softequiv.experiments.compare import (
+    Curves,
     at_least_as_good,
     beats,
     better_at_equal_gain,
@@ -201,8 +202,29 @@ def page(rows: Sequence[Row], scale: Scale) -> Page:
                 if chosen
             ),
         ],
-        [trade_off("curves", panels, "combined accuracy, %", "invariance error (KL)")],
+        [
+            trade_off(name, shown, "combined accuracy, %", "invariance error (KL)")
+            for name, shown in (("curves", panels), ("augmentation", beside_augmentation(rows)))
+            if shown
+        ],
     )
+
+
+def beside_augmentation(rows: Sequence[Row]) -> dict[str, Curves]:
+    """What sees turned digits in training, near augmentation: dials of the network trained on upright digits with all
+    labels, and augmentation by its names."""
+    whole = [row for row in rows if row["labels"] == 1]
+    shown: dict[str, Curves] = {}
+    for symmetry in dict.fromkeys(row["symmetry"] for row in whole):
+        upright, turned = (
+            curves([row for row in whole if (row["symmetry"], row["turned"]) == (symmetry, way)], GAIN, ERROR)
+            for way in (False, True)
+        )
+        dials = {arm: upright[arm] for arm in ("penalty", "held", "held + labels", HALF_BATCHES) if arm in upright}
+        rivals = {name: turned[arm] for name, (arm, *_) in RIVALS.items() if arm in turned}
+        if dials and rivals:
+            shown[symmetry] = dials | rivals
+    return shown
 
 
 def against_augmentation(rows: Sequence[Row]) -> list[Claim]:
