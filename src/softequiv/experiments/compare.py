@@ -167,6 +167,11 @@ def moves_the_error(found: Curves, arm: str) -> Claim:
     )
 
 
+def dials_move(found: Curves, arms: Sequence[str]) -> list[Claim]:
+    """Whether the dials of these arms move the error, of those that have more than one stop."""
+    return [moves_the_error(found, arm) for arm in arms if len(found.get(arm, ())) > 1]
+
+
 def spearman(x: Sequence[float], y: Sequence[float]) -> float:
     """The correlation of ranks.
 

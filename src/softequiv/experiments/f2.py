@@ -13,8 +13,8 @@ from softequiv.experiments.compare import (
     Curves,
     better_at_equal_gain,
     curves,
+    dials_move,
     known,
-    moves_the_error,
     stops_of,
     style,
     trade_off,
@@ -47,7 +47,7 @@ def page(rows: Sequence[Row], scale: Scale) -> Page:
                 for what, arms in KINDS.items()
                 if other in found and stops_of(found, arms)
             ),
-            moves_the_error(found, "ours"),
+            *dials_move(found, ["ours"]),
         )
     ]
     return Page(

@@ -19,8 +19,8 @@ from softequiv.experiments.compare import (
     Curves,
     at_least_as_good,
     better_at_equal_gain,
+    dials_move,
     known,
-    moves_the_error,
     style,
 )
 from softequiv.experiments.pages import Claim, Figure, Table, spread_over_seeds
@@ -211,7 +211,7 @@ def claims_of(name: str, found: Curves) -> list[Claim]:
     claims = [better_at_equal_gain(found, arms, other, what) for other in rivals for what, arms in kinds.items()]
     if "plain" in found:
         claims += [at_least_as_good(found, arms, what) for what, arms in kinds.items()]
-    claims += [moves_the_error(found, arm) for arms in kinds.values() for arm in arms if len(found[arm]) > 1]
+    claims += [claim for arms in kinds.values() for claim in dials_move(found, arms)]
     return [replace(claim, text=f"{name}: {claim.text}") for claim in claims]
 
 

@@ -25,7 +25,7 @@ from softequiv.experiments.compare import (
     beats,
     better_at_equal_gain,
     curves,
-    moves_the_error,
+    dials_move,
     stops_of,
     trade_off,
 )
@@ -164,7 +164,7 @@ def page(rows: Sequence[Row], scale: Scale) -> Page:
                 if other in found and stops_of(found, arms)
             ),
             *(at_least_as_good(found, arms, what) for what, arms in KINDS.items() if stops_of(found, arms)),
-            *(moves_the_error(found, arm) for arm in DIALLED if len(found.get(arm, ())) > 1),
+            *dials_move(found, DIALLED),
         )
     ]
     claims += against_augmentation(rows)

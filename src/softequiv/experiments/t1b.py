@@ -17,7 +17,7 @@ from softequiv.baselines.steerable import steerable_cnn
 from softequiv.experiments.arms import Armed, Setting, armed, restore_variance
 from softequiv.experiments.base import Experiment, Scale
 from softequiv.experiments.cells import Cell, Figures, Row, Settings
-from softequiv.experiments.compare import better_at_equal_gain, curves, moves_the_error, stops_of, trade_off
+from softequiv.experiments.compare import better_at_equal_gain, curves, dials_move, stops_of, trade_off
 from softequiv.experiments.costs import plain_cnn
 from softequiv.experiments.pages import Page
 from softequiv.experiments.t1 import RANGE, digits, learnt, stop_table
@@ -114,7 +114,7 @@ def page(rows: Sequence[Row], scale: Scale) -> Page:
                 for what, arms in DIALLED.items()
                 if other in first and stops_of(first, arms)
             ),
-            *(moves_the_error(first, arm) for arms in DIALLED.values() for arm in arms if len(first.get(arm, ())) > 1),
+            *(claim for arms in DIALLED.values() for claim in dials_move(first, arms)),
         ],
         [stop_table(title, [r for r in rows if r["turned"] == ("turned" in title)]) for title in panels],
         [trade_off("curves", panels, "combined accuracy, %", "invariance error (KL)")],

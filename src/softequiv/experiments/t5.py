@@ -31,7 +31,7 @@ from softequiv.experiments.compare import (
     Stop,
     better_at_equal_gain,
     curves,
-    moves_the_error,
+    dials_move,
     trade_off,
 )
 from softequiv.experiments.graphs import recorded
@@ -360,8 +360,7 @@ def claims(averaged: Sequence[Row]) -> list[Claim]:
                 for other in tunable
                 if arm in found and other in found
             ]
-            rising = moves_the_error(found, "ours")
-            made.append(replace(rising, text=f"{where}: {rising.text}"))
+            made += [replace(claim, text=f"{where}: {claim.text}") for claim in dials_move(found, ["ours"])]
     return made
 
 
