@@ -12,6 +12,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -260,10 +261,19 @@ def told_lines(job: Job) -> list[str]:
     return (Path(job.folder) / "log.jsonl").read_text().splitlines()
 
 
+def leave_together(folder: Path) -> None:
+    """End all processes at once: gloo aborts where one tears its connections down while another still uses them."""
+    rank, count = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    (folder / f"left-{rank}").touch()
+    while not all((folder / f"left-{other}").exists() for other in range(count)):
+        time.sleep(0.01)
+    os._exit(0)
+
+
 if __name__ == "__main__":
     PartialState(cpu=True)  # before the first mesh
     for given in json.loads(sys.argv[1]):
         job = Job(**given)
         tuned(Path(job.folder)) if job.mode == TUNED else train(job)
         torch.distributed.barrier()
-    torch.distributed.destroy_process_group()
+    leave_together(Path(job.folder))
