@@ -12,7 +12,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
 import softequiv as se
+from leaving import leave_together
 from softequiv.adapt.opening import open_model
 from softequiv.errors import SoftEquivError
 from softequiv.tasks.base import Held
@@ -259,15 +259,6 @@ def test_processes_that_see_different_folders_are_refused(tmp_path: Path, monkey
 
 def told_lines(job: Job) -> list[str]:
     return (Path(job.folder) / "log.jsonl").read_text().splitlines()
-
-
-def leave_together(folder: Path) -> None:
-    """End all processes at once: gloo aborts where one tears its connections down while another still uses them."""
-    rank, count = torch.distributed.get_rank(), torch.distributed.get_world_size()
-    (folder / f"left-{rank}").touch()
-    while not all((folder / f"left-{other}").exists() for other in range(count)):
-        time.sleep(0.01)
-    os._exit(0)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ import logging
 import os
 import pickle
 import shutil
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -30,6 +29,7 @@ from torch.optim.swa_utils import AveragedModel
 from torch.utils.checkpoint import checkpoint
 
 import softequiv as se
+from leaving import leave_together
 from softequiv.nn import SoftWeight
 from zoo import CASES, Case, answer
 
@@ -1192,15 +1192,7 @@ def distributed_losses(rank: int, kind: str, mode: str, gain: str, folder: str) 
         losses.append(loss.item() / 2)
     if rank == 0:
         Path(folder, "losses.json").write_text(json.dumps(losses))
-    leave_together(rank, Path(folder))
-
-
-def leave_together(rank: int, folder: Path) -> None:
-    """End both processes at once: gloo aborts where one tears its connections down while the other still uses them."""
-    (folder / f"done-{rank}").touch()
-    while not all((folder / f"done-{other}").exists() for other in (0, 1)):
-        time.sleep(0.01)
-    os._exit(0)
+    leave_together(Path(folder))
 
 
 def losses_in_two_processes(kind: str, mode: str, gain: str, folder: Path) -> list[float]:

@@ -116,7 +116,7 @@ def recipe(model: nn.Module) -> dict[str, Any]:
     weights = {weight.name: weight for weight in soft_weights(unwrapped(model))}
     if not weights:
         raise SoftEquivError("this model has no soft weights; use the model's own way to save it")
-    refuse_mixture(weights)
+    refuse_two_ways(weights)
     reps = {name: weight.soft.rep for name, weight in weights.items()}
     flat = {
         name.rpartition(".")[0]: [weight.soft.layout.channels, *weight.soft.rep.shape]
@@ -141,7 +141,7 @@ def recipe(model: nn.Module) -> dict[str, Any]:
     }
 
 
-def refuse_mixture(weights: Mapping[str, SoftWeight]) -> None:
+def refuse_two_ways(weights: Mapping[str, SoftWeight]) -> None:
     """A recipe is for one group, one action and one mode."""
     first_name, first = next(iter(weights.items()))
     for name, weight in weights.items():
