@@ -37,7 +37,14 @@ COMPACT = [
     se.SO(2) * se.SO(2),
     se.SO(3) * se.S(3),
 ]
-OPEN = [se.Lorentz("SO+"), se.Lorentz("SO"), se.Lorentz("O"), se.Scaling(), se.SO(2) * se.Scaling()]
+OPEN = [
+    se.Lorentz("SO+"),
+    se.Lorentz("SO"),
+    se.Lorentz("O"),
+    se.Scaling(),
+    se.SO(2) * se.Scaling(),
+    se.Scaling() * se.C(3),
+]
 ALL_GROUPS = FINITE + COMPACT + OPEN
 
 PLANE = (se.C, se.D)
@@ -47,7 +54,7 @@ def leaves(group: Group) -> list[Rep]:
     """Small representations that a group has."""
     out = [se.scalar(group), se.vector(group), se.vector(group).T]
     if group.lie.shape[-1] <= 4:
-        out.append(se.tensor(group, 2))
+        out += [se.tensor(group, 2), se.vector(group) >> se.scalar(group)]
     if isinstance(group, PLANE) or group in (se.SO(2), se.O(2)):
         out += [se.frequency(group, m) for m in (2, 3)]
         out += [se.grid(group, n, n) for n in (1, 2, 3, 4)]

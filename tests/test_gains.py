@@ -319,3 +319,14 @@ def test_weights_at_the_edges_of_floating_point_stay_finite():
 def test_bad_input_is_answered_by_a_sentence(make, words):
     with pytest.raises((GainError, GroupError, RepresentationError), match=words):
         make()
+
+
+@pytest.mark.parametrize("group", [se.C(8), se.SO(2), se.D(4)], ids=str)
+def test_a_softness_on_the_edge_of_a_level_is_a_constraint(group):
+    """Rounding would leave 1e-16 of the next level, and project mode would admit all of it."""
+    for size in (7, 14, 28):
+        of = se.spectrum(se.grid(group, size, size))
+        moving = of.counts[1:].cumsum(0)
+        for kept in moving[:-1].tolist():
+            gamma = se.softness(kept / int(moving[-1])).gamma(of)
+            assert set(gamma.tolist()) <= {0.0, 1.0}

@@ -171,3 +171,81 @@ def test_a_group_from_generators_composes_words():
 def test_bad_input_is_answered_by_a_sentence(make, words):
     with pytest.raises(GroupError, match=re.escape(words)):
         make()
+
+
+def test_generators_that_a_caller_changes_are_the_callers_own():
+    turn = torch.tensor([[0.0, -1.0], [1.0, 0.0]])
+    own = se.group_from(lie=[turn], steps=[turn])
+    for read in (lambda: se.SO(3).lie, lambda: se.O(2).lie, lambda: own.lie, lambda: own.steps, se.vector(own).lie):
+        before = read().clone()
+        read().mul_(0.5)
+        assert torch.equal(read(), before)
+
+
+def test_generators_do_not_keep_the_context_in_which_they_were_first_asked_for():
+    with torch.device("meta"):
+        assert se.SO(9).lie.device.type == "cpu"
+    with torch.inference_mode():
+        assert not se.vector(se.SO(9)).lie().requires_grad
+    turned = se.SO(10).lie.requires_grad_()
+    (turned @ turned).sum().backward()
+    with torch.inference_mode():
+        pool = se.Moves(se.Pictures(), se.C(4))
+    x = torch.zeros(4, 1, 5, 5, requires_grad=True)
+    pool(x, torch.arange(4)).sum().backward()
+
+
+@pytest.mark.parametrize("radius", [-3.0, 0.0, math.nan, "far"])
+def test_a_covering_radius_is_a_path_length(radius):
+    with pytest.raises(GroupError, match="covering radius"):
+        se.group_from(lie=[torch.tensor([[0.0, -1.0], [1.0, 0.0]])], covering_radius=radius)
+
+
+def test_generators_too_slow_to_be_told_from_rounding_are_refused():
+    turn = torch.tensor([[0.0, -1.0], [1.0, 0.0]], dtype=torch.float64)
+    for lie, steps in (([1e-10 * turn], []), ([], [torch.linalg.matrix_exp(1e-10 * turn)])):
+        with pytest.raises(GroupError, match="lost in rounding"):
+            se.group_from(lie=lie, steps=steps)
+    with pytest.raises(se.RepresentationError, match="lost in rounding"):
+        se.representation(se.SO(2), lie=[1e-10 * turn])
+    assert se.group_from(lie=[0 * turn, turn]).orthogonal
+
+
+def test_steps_that_commute_in_the_group_must_do_so_in_a_representation():
+    group = se.group_from(steps=[torch.diag(torch.tensor([2.0, 1.0])), torch.diag(torch.tensor([1.0, 2.0]))])
+    first, second = torch.tensor([[1.0, 1.0], [0.0, 1.0]]), torch.tensor([[1.0, 0.0], [1.0, 1.0]])
+    with pytest.raises(se.RepresentationError, match="s0 s1 = s1 s0"):
+        se.representation(group, steps=[first, second])
+
+
+def test_an_angle_bounds_every_turn_also_where_nothing_is_flipped():
+    generator, angle = torch.Generator().manual_seed(0), se.degrees(30)
+    for group in (se.O(2), se.SO(2) * se.SO(2), se.SO(2) * se.C(36)):
+        drawn = [group.random(generator, angle).times for _ in range(300)]
+        flows = torch.stack(drawn)[:, : len(group.lie)]
+        assert float(flows.max()) <= angle + 1e-9
+        assert float(flows.max()) > 0.9 * angle
+    assert [str(g) for g in se.Moves(se.Points(), se.D(4), angle).elements] == ["e", "s1"]
+    pairs = se.Moves(se.Points(), se.C(36) * se.C(36), angle).elements
+    assert len(pairs) == 7 * 7
+    assert max(float(g.times.max()) for g in pairs) == 3
+
+
+def test_draws_of_a_mixed_group_take_every_step_that_fits():
+    generator = torch.Generator().manual_seed(0)
+    counts = {int((se.SO(2) * se.C(18)).random(generator, 5.0).times[1]) for _ in range(500)}
+    assert counts == set(range(6))
+    flips = {tuple(se.Lorentz("O").random(generator, 2.0).times[6:].tolist()) for _ in range(200)}
+    assert flips == {(0.0, 0.0), (0.0, 1.0), (1.0, 0.0), (1.0, 1.0)}
+
+
+def test_ranges_up_to_the_farthest_element_are_taken():
+    assert se.SO(20).reach(8.0) == 8.0
+    with pytest.raises(GroupError, match="degrees"):
+        se.SO(20).reach(30.0)
+
+
+def test_numbers_too_large_for_a_float_are_no_hindrance():
+    assert (se.S(200) * se.SO(2)).order == math.inf
+    with pytest.raises(GroupError, match="more than 10000 elements"):
+        list(se.S(200).elements())

@@ -39,6 +39,7 @@ from softequiv.nn import (
     soften_weight,
 )
 from softequiv.reps import Rep, Sum
+from softequiv.reps.grids import kernels
 
 EXACT = 1e-5  # float32 rounding, relative to the larger of what goes in and what comes out
 TRAINED = 1e-3
@@ -497,7 +498,7 @@ def test_vector_neurons_take_copies_of_one_space(wrong):
 
 @pytest.mark.parametrize("channels", [3, 5])
 def test_a_gate_must_come_with_its_features(channels):
-    with pytest.raises(WeightError, match="Gated takes the 4 channels"):
+    with pytest.raises(WeightError, match="takes 4 channels"):
         Gated(se.vector(se.SO(3)))(torch.randn(2, channels))
 
 
@@ -897,3 +898,43 @@ def test_a_kernel_follows_its_parameter_and_its_dial_at_every_read():
         found = torch.func.functional_call(layer, swapped, (x,))
         kernel = se.softness(softness)(swapped["parametrizations.weight.original"], rep)
         assert_same(found, nn.functional.conv2d(x, kernel, layer.bias), x)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_gain_that_is_refused_changes_nothing(mode):
+    net = nn.Conv2d(1, 1, 3)
+    soften_weight(net, "weight", Soft(kernels(se.C(18), 3, 3, action="bilinear"), se.softness(0.5)), mode)
+    (part,) = soft_weights(net)
+    before = part.value().clone()
+    with pytest.raises(SoftEquivError):
+        set_gain(part, se.schur(0.1))
+    assert part.soft.gain == se.softness(0.5)
+    assert torch.equal(part.value(), before)
+
+
+def test_a_layout_covers_its_axis():
+    layer = nn.Linear(3, 5)
+    with pytest.raises(WeightError, match="5 entries along axis 0"):
+        soften_weight(layer, "bias", Soft(se.vector(se.O(1)), se.smooth(0.0, 2.0), Layout(axis=0)), "project")
+
+
+def test_another_parametrisation_is_named():
+    layer = nn.utils.parametrizations.weight_norm(nn.Conv2d(1, 1, 3))
+    with pytest.raises(WeightError, match="another parametrisation"):
+        soften_weight(layer, "weight", Soft(se.grid(se.C(4), 3, 3), se.softness(0.5)))
+
+
+@pytest.mark.parametrize(
+    ("act", "words"),
+    [
+        (lambda: SoftLinear(3, 3), "maps between representations"),
+        (lambda: SoftLinear(se.vector(se.SO(3)), se.vector(se.SO(3)), 0.5), "a gain is softness"),
+        (lambda: NormReLU(2 * se.vector(se.SO(3)))(torch.zeros(2, 5)), "takes 6 channels"),
+        (lambda: CopyNorm(2 * se.vector(se.SO(3)))(torch.zeros(2, 5)), "takes 6 channels"),
+        (lambda: VectorReLU(2 * se.vector(se.SO(3)))(torch.zeros(2, 5)), "takes 6 channels"),
+        (lambda: SoftTable(se.grid(se.C(4), 3, 3), 0, se.least_distortion(0.1, within=1.0)), "no entries"),
+    ],
+)
+def test_layers_answer_wrong_types_by_a_sentence(act, words):
+    with pytest.raises(SoftEquivError, match=words):
+        act()

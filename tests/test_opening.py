@@ -20,6 +20,7 @@ import transformers
 from torch import nn
 
 import softequiv as se
+from softequiv._files import HOST
 from softequiv.adapt import opening
 from softequiv.adapt.opening import open_model, save_model
 from zoo import CASES, answer
@@ -118,7 +119,13 @@ def test_a_save_clears_what_killed_processes_left_of_the_same_folder(vit: Path, 
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
     ended, living = gone.pid, os.getppid()
-    left = [f".soft.{ended}.part", f".soft.{living}.part", f".soft.old.{ended}.part", ".soft.notes.part"]
+    left = [
+        f".soft.{HOST}.{ended}.0a1b2c3d.part",
+        f".soft.{HOST}.{living}.0a1b2c3d.part",
+        f".soft.another-machine.{ended}.0a1b2c3d.part",
+        f".soft.old.{HOST}.{ended}.0a1b2c3d.part",
+        ".soft.notes.part",
+    ]
     for name in left:
         (tmp_path / name).mkdir()
         (tmp_path / name / "model.safetensors").touch()

@@ -255,3 +255,22 @@ def test_it_learns_what_a_strict_net_cannot():
 def test_bad_input_is_refused(call, words):
     with pytest.raises(SoftEquivError, match=words):
         call()
+
+
+@pytest.mark.parametrize("learned", [False, True])
+def test_tied_weights_stay_tied(learned):
+    first, second = nn.Conv2d(3, 3, 3, padding=1), nn.Conv2d(3, 3, 3, padding=1)
+    second.weight = first.weight
+    net = rpp(nn.Sequential(first, second), "C4", 0.5, learned=learned)
+    optimiser = torch.optim.SGD(net.parameters(), lr=0.1)
+    net(torch.randn(2, 3, 8, 8)).square().mean().backward()
+    optimiser.step()
+    assert torch.equal(net[0].weight, net[1].weight)
+    plain = merged(net)
+    assert plain[0].weight is plain[1].weight
+
+
+def test_what_was_registered_later_is_merged_too():
+    net = rpp(nn.Conv2d(3, 8, 5), "C4")
+    net.register_parameter("extra", nn.Parameter(torch.zeros(1)))
+    assert [name for name, _ in merged(net).named_parameters()] == ["weight", "bias", "extra"]

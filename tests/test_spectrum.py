@@ -16,6 +16,7 @@ from softequiv._cache import Cache, cache, nbytes
 from softequiv._linalg import Frozen
 from softequiv.errors import PerformanceWarning, TooLargeError, WeightError
 from softequiv.reps import Matrices
+from softequiv.reps.grids import kernels
 from softequiv.spectrum.decompose import DecompositionError, irreducible_pieces, joint_eigenbasis
 from softequiv.spectrum.oscillator import oscillator
 from softequiv.spectrum.routes import characters, small_blocks
@@ -327,3 +328,60 @@ def test_bad_weights_are_answered_by_a_sentence(bad, words):
     for gain in (se.hard(1.0), se.softness(0.5), se.least_distortion(0.1, 0.5)):
         with pytest.raises(WeightError, match=words):
             gain(bad, rep)
+
+
+QUARTER = torch.tensor([[0.0, -1.0], [1.0, 0.0]])
+SCALED_TURN = se.group_from(lie=[torch.eye(2)], steps=[QUARTER], name="scale and quarter turn")
+
+
+@pytest.mark.parametrize("group", [SCALED_TURN, se.Scaling() * se.C(8), se.Scaling() * se.Shifts(5)], ids=str)
+def test_level_zero_commutes_with_steps_beside_a_flow_that_stretches(group):
+    V = se.vector(group)
+    step = group.element(*[0.0] * len(group.lie), *[1] * len(group.steps))
+    for rep in (V >> V, 2 * V >> V, (V >> V) >> V, V.T >> (V >> V)):
+        w = se.softness(0)(weight(rep, 0), rep).flatten()
+        assert float((rep.rho(step) @ w - w).norm()) < 1e-9 * max(1.0, float(w.norm()))
+        assert se.spectrum(rep).invariants == se.dense(rep).invariants
+
+
+def test_maps_between_maps_keep_all_invariants():
+    group = se.Lorentz("O")
+    V = se.vector(group)
+    rep = ((V >> se.scalar(group)) + V) >> 2 * V
+    assert se.spectrum(rep).invariants == se.dense(rep).invariants == 4
+
+
+@pytest.mark.parametrize(
+    "rep",
+    [
+        se.vector(se.group_from(steps=[torch.tensor([[2.0, 1.0], [0.0, 1.0]])])).T,
+        kernels(se.C(8), 2, 2, action="bilinear"),  # which has no inverse
+        kernels(se.C(18), 3, 3, action="bilinear"),
+    ],
+    ids=str,
+)
+def test_copies_have_the_levels_of_one(rep):
+    assert torch.allclose(se.spectrum(3 * rep).levels, se.spectrum(rep).levels)
+    assert torch.allclose(se.spectrum(3 * rep).levels, se.dense(3 * rep).levels)
+
+
+def test_one_fast_turn_does_not_hide_a_boost():
+    still, boost = torch.zeros(2, 2), torch.tensor([[0.0, 1.0], [1.0, 0.0]])
+    group = se.group_from(lie=[torch.block_diag(3e8 * QUARTER, still), torch.block_diag(still, boost)])
+    V = se.vector(group)
+    w = torch.zeros(4, 4, dtype=torch.float64)
+    w[2, 2] = 1
+    g = V.rho(group.element(0.0, 3.0))
+    change = float((w @ g - g @ w).norm() / w.norm())
+    assert not group.orthogonal
+    assert change <= se.spectrum(V >> V).error(w, 3.0)
+
+
+def test_flows_one_after_another_are_bounded_too():
+    first, second = torch.diag(torch.tensor([1.0, 0.0])), torch.full((2, 2), 0.5)
+    group = se.group_from(lie=[first, second])
+    V = se.vector(group)
+    g = group.element(60.0, 0.0) @ group.element(0.0, 60.0)
+    rho, w = V.rho(g), weight(V >> V, 0)
+    assert float(torch.linalg.matrix_norm(rho, 2)) <= se.spectrum(V >> V).kappa(g.length)
+    assert float((w @ rho - rho @ w).norm() / w.norm()) <= se.spectrum(V >> V).error(w, g.length)

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import re
+import secrets
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +19,7 @@ from typing import Any
 from softequiv.errors import SoftEquivError
 
 LONGEST_NAME = 255  # bytes of a file's name, on all usual file systems
+HOST = re.sub(r"\W", "-", platform.node())[:32]
 
 
 @contextmanager
@@ -40,13 +43,17 @@ def written_whole(path: str | Path) -> Iterator[Path]:
 
 
 def unfinished(target: Path) -> Path:
-    """Where this process writes what becomes `target`, a file or folder; others may write the same."""
-    return target.with_name(f".{target.name}.{os.getpid()}.part")
+    """A new place to write what becomes `target`, a file or folder; other threads, processes and machines that share
+    the folder may be writing the same, each in a place of its own.
+    """
+    return target.with_name(f".{target.name}.{HOST}.{os.getpid()}.{secrets.token_hex(4)}.part")
 
 
 def clear_unfinished(target: Path) -> None:
-    """Remove what processes that are no more left of a file or folder that they were writing; it can be large."""
-    pattern = re.compile(rf"\.{re.escape(target.name)}\.(\d+)\.part")
+    """Remove what processes of this machine that are no more left of a file or folder that they were writing; it can be
+    large.
+    """
+    pattern = re.compile(rf"\.{re.escape(target.name)}\.{HOST}\.(\d+)\.[0-9a-f]+\.part")
     for part in target.parent.glob(".*.part"):
         found = pattern.fullmatch(part.name)
         if found and not lives(int(found[1])):

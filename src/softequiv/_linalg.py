@@ -16,6 +16,9 @@ from torch import Tensor
 # 1e-13 at these sizes, and distinct levels of groups in use lie 1e-5 apart or more.
 LEVEL_TOLERANCE = 1e-9
 
+# What moves less than this in a unit of time comes too near to level 0.
+SLOWEST = 1e-6
+
 # A matrix identity (bracket, relation, orthogonality) holds when its residual is below this, relative to the matrices.
 IDENTITY_TOLERANCE = 1e-8
 
@@ -92,8 +95,9 @@ def is_orthogonal(a: Tensor) -> bool:
 
 
 def is_skew(a: Tensor) -> bool:
-    """Whether each matrix of a batch is skew."""
-    return a.numel() == 0 or bool((a + a.mT).abs().max() <= IDENTITY_TOLERANCE * max(1.0, float(a.abs().max())))
+    """Whether each matrix of a batch is skew, as its own size goes."""
+    sizes = a.flatten(-2).abs().amax(-1).clamp(min=1.0) if a.numel() else a.new_zeros(0)
+    return a.numel() == 0 or bool(((a + a.mT).flatten(-2).abs().amax(-1) <= IDENTITY_TOLERANCE * sizes).all())
 
 
 def expm(a: Tensor) -> Tensor:
@@ -119,14 +123,28 @@ def checked_matrices(matrices: Sequence[Tensor], what: str, error: type[Exceptio
     """Real, finite, square matrices of one size in float64, or an error that says which of these fails."""
     checked = [torch.as_tensor(matrix) for matrix in matrices]
     for matrix in checked:
-        if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or matrix.shape != checked[0].shape:
+        square = matrix.ndim == 2 and matrix.shape[0] == matrix.shape[1] > 0
+        if not square or matrix.shape != checked[0].shape:
             shapes = sorted({tuple(m.shape) for m in checked})
-            raise error(f"the matrices of {what} must be square and of one size; got {shapes}")
+            raise error(f"the matrices of {what} must be square and of one size, at least 1 x 1; got {shapes}")
         if matrix.is_complex() or matrix.dtype == torch.bool:
             raise error(f"the matrices of {what} must be real; got {matrix.dtype}: write [[Re, -Im], [Im, Re]]")
         if not torch.isfinite(matrix).all():
             raise error(f"a matrix of {what} has entries that are not finite numbers")
     return [matrix.to(torch.float64) for matrix in checked]
+
+
+def refuse_slow(matrices: Sequence[Tensor], flows: int, what: str, error: type[Exception]) -> None:
+    """Refuse generators, the first `flows` of them Lie generators, that move something, and too little to be told from
+    rounding: their levels would count as level 0.
+    """
+    for index, matrix in enumerate(matrices):
+        rate = float((matrix if index < flows else matrix - torch.eye(len(matrix))).abs().max())
+        if 0 < rate < SLOWEST:
+            raise error(
+                f"generator {index} of {what} moves by {rate:.1g} in a unit of time, which is lost in rounding; take a "
+                f"larger unit, so that it is near 1, or leave the generator out"
+            )
 
 
 def canonical_signs(basis: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import cached_property
 
@@ -123,6 +124,6 @@ def _pool(group: Group, within: float | None, count: int, seed: int) -> tuple[El
     if not isinstance(count, int) or count < 1:
         raise SoftEquivError(f"a pool needs at least one element; got count={count}")
     if group.order <= count:
-        return elements_within(group, group.covering_radius if within is None else group.reach(within))
+        return elements_within(group, math.inf if within is None else within)
     generator = torch.Generator().manual_seed(seed)
     return tuple(group.random(generator, within) for _ in range(count))

@@ -125,11 +125,16 @@ class _ElementConv2d(nn.Module, ABC):
         turns = kernel_turns(group, kernel_size, action)
         self.order, self.sources = len(turns), sources
         lookup = left_division(group) if sources > 1 else torch.zeros(self.order, 1, dtype=torch.int64)
-        self.register_buffer("turns", turns, persistent=False)  # float64, so that .double() finds them exact
         self.register_buffer("lookup", lookup, persistent=False)
         self.weight = nn.Parameter(torch.empty(out_channels, in_channels, sources, kernel_size, kernel_size))
+        self.register_buffer("turns", turns.to(self.weight), persistent=False)
         nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5))
         self.bias = nn.Parameter(torch.zeros(out_channels)) if bias else None
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self.turns = kernel_turns(self.group, self.kernel_size, self.action).to(self.weight)  # not as they were rounded
+        return self
 
     def expanded(self) -> Tensor:
         """The kernel of the ordinary convolution, (out |G|, in sources, k, k): entry (o g, i h) is rho(g)

@@ -27,7 +27,7 @@ from torch import nn
 
 from softequiv._linalg import LEVEL_TOLERANCE
 from softequiv.adapt import plan
-from softequiv.errors import GainError
+from softequiv.errors import GainError, checked_number
 from softequiv.gains import Gain, hard, schur, smooth
 from softequiv.gains.schur import single_generator
 from softequiv.groups import C, Group
@@ -112,6 +112,7 @@ def paper_gain(rep: Rep, softness: float, cutoff: Cutoff = "hard", *, decay: flo
     >>> paper_gain(kernels(C(4), 3, 3), 0.5)
     Hard(b=1.41421...)
     """
+    softness = checked_number(softness, "softness", GainError)
     if not 0 <= softness <= 1:
         raise GainError(f"softness runs from 0 (equivariant) to 1 (unconstrained); got {softness!r}")
     for value, choices in ((cutoff, get_args(Cutoff)), (rule, get_args(Rule))):

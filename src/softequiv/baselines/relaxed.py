@@ -67,6 +67,10 @@ class _RelaxedConv2d(nn.Module):
         self.bias = nn.Parameter(torch.zeros(out_channels)) if bias else None
         self.register_buffer("neighbours", neighbours(group), persistent=False)
 
+    def differences(self) -> Tensor:
+        """w_l(g) - w_l(g s) for all elements g and steps s, all in a row."""
+        return (self.coefficients[:, None] - self.coefficients[:, self.neighbours]).flatten()
+
     def expanded(self) -> Tensor:
         """The kernel of the ordinary convolution, (out |G|, in sources, k, k)."""
         kernels = self.filters.expanded()
@@ -118,8 +122,6 @@ class RelaxedConv2d(nn.Module):
     torch.Size([2, 8, 9, 9])
     """
 
-    neighbours: Tensor
-
     def __init__(
         self,
         in_channels: int,
@@ -138,8 +140,11 @@ class RelaxedConv2d(nn.Module):
         self.filters = nn.Conv2d(in_channels, banks * out_channels, kernel_size, bias=False, **options)
         self.coefficients = equal_coefficients(banks, math.prod(sizes))
         self.bias = nn.Parameter(torch.zeros(out_channels)) if bias else None
-        places = torch.arange(math.prod(sizes)).reshape(sizes)
-        self.register_buffer("neighbours", torch.stack([places.roll(-1, axis).flatten() for axis in (0, 1)]), False)
+
+    def differences(self) -> Tensor:
+        """w_l(x) - w_l(x'), x' the next place on the right or below inside the frame, all in a row."""
+        grid = self.coefficients.unflatten(1, self.sizes)
+        return torch.cat([grid.diff(dim=1).flatten(), grid.diff(dim=2).flatten()])
 
     def forward(self, x: Tensor) -> Tensor:
         if x.ndim != 4 or x.shape[1] != self.filters.in_channels:
@@ -200,7 +205,7 @@ def neighbours(group: Group) -> Tensor:
 
 def weight_sharing_penalty(model: nn.Module) -> Tensor:
     """The sum over relaxed layers of mean |w_l(g) - w_l(g s)| over banks l, elements g and steps s of the group; for
-    shifts g is a place, and g s the next one on the right or below.
+    shifts g is a place, and g s the next one on the right or below, inside the frame.
 
     The paper's regulariser, the mean step between neighbouring weights, on these coefficients: added to the loss with a
     factor, it pulls them together; zero where the model is strict.
@@ -212,7 +217,5 @@ def weight_sharing_penalty(model: nn.Module) -> Tensor:
     layers = [layer for layer in model.modules() if isinstance(layer, (_RelaxedConv2d, RelaxedConv2d))]
     if not layers:
         raise SoftEquivError(f"{type(model).__name__} has no relaxed convolution, so no coefficients to pull together")
-    differences = [
-        (layer.coefficients[:, None] - layer.coefficients[:, layer.neighbours]).abs().mean() for layer in layers
-    ]
-    return torch.stack(differences).sum()
+    differences = [layer.differences().abs() for layer in layers]
+    return torch.stack([each.sum() / max(1, each.numel()) for each in differences]).sum()  # one place has no neighbour

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from softequiv.adapt import plan
-from softequiv.errors import SoftEquivError
+from softequiv.errors import SoftEquivError, checked_number
 from softequiv.groups import Group
 from softequiv.nn import FilteredWeight, Layout, Soft, softenable
 from softequiv.nn.layers import EXACT, kernel_soft, restored_scale
@@ -65,6 +65,7 @@ class Pathways(nn.Module):
 
 def checked_mix(mix: float, learned: bool = False) -> float:
     """A mix lies between 0 and 1; one that is learned must start inside."""
+    mix = checked_number(mix, "mix", SoftEquivError)
     if not 0 <= mix <= 1:
         raise SoftEquivError(f"mix runs from 0 (strictly equivariant) to 1 (free path at full strength); got {mix!r}")
     if learned and mix in (0, 1):
@@ -163,9 +164,17 @@ def rpp(
     todo = plan(model, group, softness=0.0, only=only, skip=skip, grids=grids, action=action).weights
     for weight in todo:  # all are checked before the first is touched
         softenable(model.get_submodule(weight.found.module), weight.found.attribute, name=weight.found.name)
+    given: dict[Tensor, Any] = {}
     for weight in todo:
-        module = model.get_submodule(weight.found.module)
+        module: Any = model.get_submodule(weight.found.module)
+        tensor = getattr(module, weight.found.attribute)
         _give_pathways(module, weight.found.attribute, weight.soft, mix, learned)
+        paths = module.parametrizations[weight.found.attribute]
+        first = given.setdefault(tensor, paths)
+        if first is not paths:  # tied weights stay so
+            paths.original0, paths.original1 = first.original0, first.original1
+            if learned:
+                paths[0].mix_logit = first[0].mix_logit
     return model
 
 
@@ -274,24 +283,28 @@ def merged(model: Model, *, copy: bool = False) -> Model:
     """
     known_pathways(model)
     plain = copying.deepcopy(model) if copy else model
+    tied: dict[Tensor, nn.Parameter] = {}
     for module in plain.modules():
         if _pathways_of(module):
-            _merge(module)
+            _merge(module, tied)
     return plain
 
 
-def _merge(module: nn.Module) -> None:
+def _merge(module: nn.Module, tied: dict[Tensor, nn.Parameter]) -> None:
     """Only the instance changes: torch's own removal would edit the class, which a deep copy shares."""
     lists: Any = module.parametrizations
     if not all(isinstance(step, Pathways) for steps in lists.values() for step in steps):
         raise SoftEquivError(f"{type(module).__name__} has other parametrisations; remove them before merging")
     order = max((steps[0].order for steps in lists.values()), key=len)
-    values = {name: getattr(module, name).detach().clone() for name in lists}
-    trained = {name: any(path.requires_grad for path in steps.parameters(False)) for name, steps in lists.items()}
+    plain = {}
+    for name, steps in lists.items():
+        learns = any(path.requires_grad for path in steps.parameters(False))
+        own = nn.Parameter(getattr(module, name).detach().clone(), requires_grad=learns)
+        shared = tied.setdefault(steps.original0, own)
+        plain[name] = shared if torch.equal(shared, own) else own
     del module.parametrizations
     module.__class__ = type(module).__bases__[0]
-    plain = {name: nn.Parameter(value, requires_grad=trained[name]) for name, value in values.items()}
     every = {**module._parameters, **plain}
     module._parameters.clear()
-    for name in sorted(every, key=order.index):
+    for name in sorted(every, key=lambda name: order.index(name) if name in order else len(order)):
         module.register_parameter(name, every[name])

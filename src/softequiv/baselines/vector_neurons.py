@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from softequiv.baselines.blurpool import checked_size
-from softequiv.errors import RepresentationError, SoftEquivError
+from softequiv.errors import RepresentationError, SoftEquivError, checked_number
 from softequiv.groups import SO, Group, O
 from softequiv.nn.nonlinear import SHORTEST, at_least_float32
 
@@ -80,6 +80,7 @@ class VNReLU(nn.Module):
 
     def __init__(self, channels: int, group: Group, slope: float = 0.2) -> None:
         super().__init__()
+        slope = checked_number(slope, "the slope of a leaky cut", SoftEquivError)
         if not 0 <= slope <= 1:
             raise SoftEquivError(f"the slope of a leaky cut lies in 0 (cut all) to 1 (cut nothing); got {slope!r}")
         self.slope = slope

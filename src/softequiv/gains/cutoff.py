@@ -11,6 +11,8 @@ from softequiv.errors import GainError
 from softequiv.gains.base import LevelGain, below, checked_cutoff, checked_decay, settle
 from softequiv.spectrum import Spectrum
 
+ROUNDING = 1e-12  # of a number of directions: what it leaves of a level would count as part of it
+
 
 @dataclass(frozen=True)
 class Hard(LevelGain):
@@ -82,4 +84,6 @@ class Softness(LevelGain):
             return torch.ones_like(counts)
         target = of.invariants + self.s * (counts.sum() - of.invariants)
         before = counts.cumsum(0) - counts
-        return ((target - before) / counts).clamp(0, 1)
+        wanted = target - before  # directions of each level
+        wanted = torch.where((wanted - wanted.round()).abs() < ROUNDING * counts.sum(), wanted.round(), wanted)
+        return (wanted / counts).clamp(0, 1)

@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 import re
 
-from softequiv.errors import GroupError
+from softequiv.errors import GroupError, checked_number
 
 
 class Angle(float):
@@ -25,7 +25,7 @@ def degrees(value: float) -> Angle:
     >>> degrees(30)
     30deg
     """
-    return Angle(math.radians(value))
+    return Angle(math.radians(checked_number(value, "an angle in degrees", GroupError)))
 
 
 def radians(value: float) -> Angle:
@@ -34,7 +34,7 @@ def radians(value: float) -> Angle:
     >>> radians(math.pi)
     180deg
     """
-    return Angle(value)
+    return Angle(checked_number(value, "an angle in radians", GroupError))
 
 
 def parse_range(text: str) -> float:

@@ -10,11 +10,12 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
+from softequiv._cache import cached
 from softequiv._linalg import expm, is_orthogonal, is_skew
 from softequiv.errors import GroupError, checked_number
 from softequiv.groups.angles import Angle
@@ -211,6 +212,7 @@ class Group(ABC):
             raise GroupError(
                 f"{self} takes {k} Lie coordinates and {m} step counts, {k + m} numbers in all; got {len(coords)}"
             )
+        coords = tuple(checked_number(t, f"a coordinate of {self}", GroupError) for t in coords)
         if not all(math.isfinite(t) for t in coords):
             raise GroupError(f"coordinates of {self} must be finite; got {coords}")
         counts = coords[k:]
@@ -233,14 +235,15 @@ class Group(ABC):
         """A random element: Haar where compact, standard normal coordinates elsewhere.
 
         With `within`, an element of at most that path length: coordinates uniform in the ball for a connected group,
-        uniform over the elements for a finite one.
+        uniform over the elements for a finite one, steps first and then the flow for one that has both. An angle bounds
+        the flow, whatever steps are taken.
         """
         if within is None:
             return self._haar(generator)
         reach = self.reach(within)
         k = len(self.lie)
         if k == 0:
-            near = elements_within(self, reach)
+            near = elements_within(self, within)
             return near[int(torch.randint(len(near), (), generator=generator))]
         if len(self.steps) == 0:
             direction = torch.randn(k, dtype=torch.float64, generator=generator)
@@ -249,12 +252,32 @@ class Group(ABC):
             )
             return self.element(*(direction / direction.norm() * radius).tolist())
         # a mixed group: a step costs one unit of the range, the flow takes what is left
-        step = int(torch.randint(len(self.steps) + 1, (), generator=generator)) if reach >= 1 else 0
-        left = math.sqrt(reach**2 - 1) if step else reach
+        counts = self._some_steps(reach, generator)
+        left = math.sqrt(max(0.0, reach**2 - sum(count**2 for count in counts)))
+        left = min(left, within) if isinstance(within, Angle) else left
         direction = torch.randn(k, dtype=torch.float64, generator=generator)
         radius = left * torch.rand((), dtype=torch.float64, generator=generator) ** (1 / k)
-        counts = [int(j + 1 == step) for j in range(len(self.steps))]
         return self.element(*(direction / direction.norm() * radius).tolist(), *counts)
+
+    def _some_steps(self, reach: float, generator: torch.Generator | None) -> list[int]:
+        """How often each step is taken, at random: one after another of those that still fit the range, or no more."""
+        alone = [word[0] for word in self.relations if len(word) == 1]  # s^n = 1
+        periods = {move.index: move.count for move in alone if isinstance(move, Step)}
+        counts = [0] * len(self.steps)
+        while True:
+            room = reach**2 + 1e-9 - sum(count**2 for count in counts)
+            fitting = [
+                j
+                for j, count in enumerate(counts)
+                if 2 * abs(count) + 1 <= room and abs(count) < periods.get(j, math.inf) // 2
+            ]
+            chosen = int(torch.randint(len(fitting) + 1, (), generator=generator)) if fitting else 0
+            if not chosen:
+                return counts
+            step = fitting[chosen - 1]
+            both_ways = counts[step] == 0 and periods.get(step) != 2
+            back = counts[step] < 0 or (both_ways and bool(torch.randint(2, (), generator=generator)))
+            counts[step] += -1 if back else 1
 
     def reach(self, within: float) -> float:
         """The path length that a range stands for. Plain numbers are path lengths; an `Angle` is one in radians."""
@@ -265,7 +288,8 @@ class Group(ABC):
             )
         if math.isinf(within) and not self.compact:
             raise GroupError(f"{self} is not compact, so nothing can be said of all its elements; give a finite range")
-        if self.compact and len(self.lie) and 2 * math.pi < within < math.inf and not isinstance(within, Angle):
+        farthest = max(2 * math.pi, self.covering_radius)
+        if self.compact and len(self.lie) and farthest < within < math.inf and not isinstance(within, Angle):
             raise GroupError(
                 f"the range {within!r} is a path length in radians, and no element of {self} is farther than "
                 f"{self.covering_radius:.4g}; an angle is written degrees({within:g}) or '{within:g}deg', the whole "
@@ -280,6 +304,12 @@ class Group(ABC):
             )
         return min(length, self.covering_radius)  # no element is farther
 
+    def holds(self, g: Element, within: float) -> bool:
+        """Whether an element of a finite group lies in a range: no farther than its path length, nor turned by more
+        than the angle that was given.
+        """
+        return g.length <= self.reach(within) + 1e-9
+
     def _angle_reach(self, angle: Angle) -> float:
         raise GroupError(
             f"{self} has no angles, so the range {angle!r} means nothing to it; give a path length ({self.unit})"
@@ -288,9 +318,8 @@ class Group(ABC):
     def elements(self) -> Iterator[Element]:
         """All elements of a finite group, the identity first, by breadth-first search over its steps."""
         if not self.order <= MAX_LISTED:
-            raise GroupError(
-                f"{self} has {self.order:g} elements; only finite groups of at most {MAX_LISTED} can be listed"
-            )
+            many = "infinitely many" if self.order == math.inf else f"more than {MAX_LISTED}"
+            raise GroupError(f"{self} has {many} elements; only finite groups of at most {MAX_LISTED} can be listed")
         seen: set[bytes] = set()
         frontier = [self.identity]
         while frontier:
@@ -312,10 +341,15 @@ class Group(ABC):
         return product(self, other)
 
 
-@lru_cache(maxsize=16)  # a draw would otherwise list the group again
-def elements_within(group: Group, length: float) -> tuple[Element, ...]:
-    """All elements of a finite group of at most that path length."""
-    return tuple(g for g in group.elements() if g.length <= length + 1e-9)
+def elements_within(group: Group, within: float) -> tuple[Element, ...]:
+    """All elements of a finite group that lie in a range."""
+    return _elements_within(group, within, isinstance(within, Angle))
+
+
+@cached  # a draw would otherwise list the group again
+def _elements_within(group: Group, within: float, _: bool) -> tuple[Element, ...]:
+    """The list; an angle and a path length may be equal as numbers, so that what tells them apart is asked for."""
+    return tuple(g for g in group.elements() if group.holds(g, within))
 
 
 def matrix_key(matrix: Tensor) -> bytes:

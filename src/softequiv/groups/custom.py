@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from softequiv._linalg import Frozen, checked_matrices, stack
-from softequiv.errors import GroupError
+from softequiv._linalg import Frozen, checked_matrices, refuse_slow, stack
+from softequiv.errors import GroupError, checked_number
 from softequiv.groups.angles import Angle
 from softequiv.groups.base import Element, Group
 
@@ -34,11 +34,11 @@ class MatrixGroup(Group):
 
     @property
     def lie(self) -> Tensor:
-        return self.lie_matrices.value
+        return self.lie_matrices.value.clone()  # the caller's own
 
     @property
     def steps(self) -> Tensor:
-        return self.step_matrices.value
+        return self.step_matrices.value.clone()
 
     @property
     def unit(self) -> str:
@@ -78,9 +78,19 @@ def group_from(
     >>> screw.element(0.5).length
     0.5
     """
+    for given, matrices_of in (("lie", lie), ("steps", steps)):
+        if not isinstance(matrices_of, (Sequence, Tensor)):
+            raise GroupError(f"{given} is a list of square matrices; got {matrices_of!r}")
     matrices = checked_matrices([*lie, *steps], f"the group {name!r}", GroupError)
     if not matrices:
         raise GroupError("a group needs at least one generator; give lie=[...] or steps=[...]")
+    covering_radius = checked_number(covering_radius, f"the covering radius of the group {name!r}", GroupError)
+    if not covering_radius > 0:
+        raise GroupError(
+            f"the covering radius of the group {name!r} is the path length of its farthest element, above 0; got "
+            f"{covering_radius!r}: leave it out where it is not known"
+        )
+    refuse_slow(matrices, len(lie), f"the group {name!r}", GroupError)
     dim = matrices[0].shape[0]
     for index, step in enumerate(matrices[len(lie) :]):
         if torch.linalg.matrix_rank(step) < dim:

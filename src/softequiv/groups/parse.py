@@ -38,6 +38,8 @@ def parse_group(text: str) -> Group:
     >>> parse_group("SO(3)xS4").name
     'SO(3)xS4'
     """
+    if not isinstance(text, str):
+        raise GroupError(f"the name of a group is a text, such as 'SO(2)' or 'C18'; got {text!r}")
     if len(text) > LONGEST:
         raise GroupError(
             f"no group has a name of {len(text)} characters, {text[:20]!r}...; write SO(2), C18 or their like"

@@ -145,6 +145,10 @@ class D(Group):
         turns, flips = (int(torch.randint(n, (), generator=generator)) for n in (self.n, 2))
         return self.element(turns, flips)
 
+    def holds(self, g: Element, within: float) -> bool:
+        turned = int(g.times[0])
+        return super().holds(g, within) and (not isinstance(within, Angle) or turned <= steps_within(within, self.n))
+
     def _angle_reach(self, angle: Angle) -> float:
         return math.hypot(steps_within(angle, self.n), 1.0)
 

@@ -67,7 +67,8 @@ class DirectProduct(Group):
 
     @property
     def order(self) -> float:
-        return math.prod(factor.order for factor in self.factors)
+        orders = [factor.order for factor in self.factors]
+        return math.inf if math.inf in orders else math.prod(orders)  # a whole number may be too large for a float
 
     @property
     def abelian(self) -> bool:
@@ -103,6 +104,20 @@ class DirectProduct(Group):
 
     def _haar(self, generator: torch.Generator | None) -> Element:
         return self.element_of(torch.block_diag(*(factor._haar(generator).matrix for factor in self.factors)))
+
+    def random(self, generator: torch.Generator | None = None, within: float | None = None) -> Element:
+        """As of any group; but an angle is one of each factor."""
+        if not isinstance(within, Angle):
+            return super().random(generator, within)
+        self.reach(within)  # which may be refused
+        drawn = [factor.random(generator, within) for factor in self.factors]
+        return self.element_of(torch.block_diag(*(g.matrix for g in drawn)))
+
+    def holds(self, g: Element, within: float) -> bool:
+        if not isinstance(within, Angle):
+            return super().holds(g, within)
+        blocks = zip(self.factors, self.blocks(g.matrix), strict=True)
+        return all(factor.holds(factor.element_of(block), within) for factor, block in blocks)
 
     def _angle_reach(self, angle: Angle) -> float:
         return math.hypot(*(factor._angle_reach(angle) for factor in self.factors))

@@ -9,11 +9,11 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass
-from functools import lru_cache
 
 import torch
 from torch import Tensor
 
+from softequiv._cache import cached
 from softequiv._linalg import skew, stack, symmetric
 from softequiv.errors import GroupError
 from softequiv.groups.angles import Angle
@@ -34,7 +34,7 @@ def mirror(n: int) -> Tensor:
     return matrix
 
 
-@lru_cache
+@cached
 def plane_generators(n: int) -> Tensor:
     """One generator per coordinate plane, turning e_i towards e_j by one radian per unit of time: (n (n-1) / 2, n,
     n).
@@ -77,7 +77,7 @@ def haar_orthogonal(n: int, generator: torch.Generator | None) -> Tensor:
 
 
 def checked_dimension(kind: str, n: int) -> None:
-    if not isinstance(n, int) or n < 1:
+    if not isinstance(n, int) or isinstance(n, bool) or n < 1:
         raise GroupError(f"{kind}(n) needs a whole number n of at least 1; got {n!r}")
 
 
@@ -100,7 +100,7 @@ class SO(Group):
 
     @property
     def lie(self) -> Tensor:
-        return plane_generators(self.n)
+        return plane_generators(self.n).clone()  # the caller's own
 
     @property
     def steps(self) -> Tensor:
@@ -166,7 +166,7 @@ class O(Group):  # noqa: E742  (the group's own name)
 
     @property
     def lie(self) -> Tensor:
-        return plane_generators(self.n)
+        return plane_generators(self.n).clone()  # the caller's own
 
     @property
     def steps(self) -> Tensor:

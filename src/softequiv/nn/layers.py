@@ -63,6 +63,16 @@ def restored_scale(soft: Soft, weight: Tensor) -> float:
     return math.sqrt(whole / kept) if kept else 1.0
 
 
+def checked_types(*types: Rep) -> None:
+    """What a layer maps between are representations."""
+    for rep in types:
+        if not isinstance(rep, Rep):
+            raise RepresentationError(
+                f"a soft layer maps between representations, such as 3 * vector(SO(3)); got {rep!r}: plain channels are "
+                "3 * scalar(group)"
+            )
+
+
 class SoftLinear(nn.Linear):
     """A linear map from one representation to another; the bias lives in the target.
 
@@ -82,6 +92,7 @@ class SoftLinear(nn.Linear):
         mode: Mode = "parametrize",
         **kwargs: Any,
     ) -> None:
+        checked_types(source, target)
         super().__init__(source.dim, target.dim, bias=bias, **kwargs)
         self.source, self.target = source, target
         _soften(self, Soft(source >> target, gain), target, mode)
@@ -126,6 +137,7 @@ class _SoftConv:
         action: Action = "exact",
         **kwargs: Any,
     ) -> None:
+        checked_types(source, target)
         super().__init__(source.dim, target.dim, kernel_size, **kwargs)  # type: ignore[call-arg]
         self.source, self.target = source, target
         conv: Any = self

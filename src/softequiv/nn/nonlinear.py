@@ -27,6 +27,13 @@ def gated(rep: Rep) -> Rep:
     return rep + gates * Trivial(rep.group) if gates else rep
 
 
+def channels_last(x: Tensor, dim: int, channels: int, what: str) -> Tensor:
+    """Features with their channels, as many as `what` takes, moved from `dim` to the end."""
+    if x.shape[dim] != channels:
+        raise WeightError(f"{what} takes {channels} channels at axis {dim}; got {x.shape[dim]} of {tuple(x.shape)}")
+    return x.movedim(dim, -1)
+
+
 class Gated(nn.Module):
     """Scalars go through an activation; every other copy is multiplied by the sigmoid of its own extra scalar.
 
@@ -44,9 +51,7 @@ class Gated(nn.Module):
         self.activation = activation or nn.SiLU()
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x.movedim(self.dim, -1)
-        if x.shape[-1] != self.channels:
-            raise WeightError(f"Gated takes the {self.channels} channels of gated({self.rep}); got {x.shape[-1]}")
+        x = channels_last(x, self.dim, self.channels, f"Gated({self.rep})")
         features, gates = x[..., : self.rep.dim], x[..., self.rep.dim :].sigmoid()
         out, place, gate = [], 0, 0
         for term, copies in terms_of(self.rep):
@@ -99,7 +104,7 @@ class NormReLU(nn.Module):
         self.register_buffer("copy_of", copy_of, persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x.movedim(self.dim, -1)
+        x = channels_last(x, self.dim, self.rep.dim, f"NormReLU({self.rep})")
         norms = copy_norms(at_least_float32(x), self.rep)
         shortest = max(SHORTEST, torch.finfo(x.dtype).tiny ** 0.5)  # half precision bounds gradients sooner
         scale = torch.relu(norms + self.bias[self.copy_of]) / norms.clamp(min=shortest)  # type: ignore[index]
@@ -118,7 +123,7 @@ class CopyNorm(nn.Module):
         self.register_buffer("copy_of", copy_of, persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x.movedim(self.dim, -1)
+        x = channels_last(x, self.dim, self.rep.dim, f"CopyNorm({self.rep})")
         wide = at_least_float32(x)
         mean_square = wide.square().sum(-1, keepdim=True) / len(self.scale)
         scaled = wide * torch.rsqrt(mean_square + self.eps) * self.scale[self.copy_of]  # type: ignore[index]
@@ -144,7 +149,8 @@ class VectorReLU(nn.Module):
         self.directions = nn.Linear(self.copies, self.copies, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        split = x.movedim(self.dim, -1).unflatten(-1, (self.copies, self.space.dim))
+        whole = channels_last(x, self.dim, self.copies * self.space.dim, f"VectorReLU({self.copies} {self.space})")
+        split = whole.unflatten(-1, (self.copies, self.space.dim))
         k = at_least_float32(self.directions(split.mT).mT)
         along = (split * k).sum(-1, keepdim=True).clamp(max=0) / k.square().sum(-1, keepdim=True).clamp(min=SHORTEST**2)
         return (split - along * k).to(x.dtype).flatten(-2).movedim(-1, self.dim)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from torch.utils.hooks import RemovableHandle
 
-from softequiv.errors import SoftEquivError, WeightError
+from softequiv.errors import GainError, SoftEquivError, WeightError
 from softequiv.gains import Composed, Cone, Gain, LevelGain, WeightFilter
 from softequiv.gains.cone import nearest
 from softequiv.reps import Rep
@@ -73,6 +73,10 @@ class Soft:
     rep: Rep
     gain: Gain
     layout: Layout = PLAIN
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.gain, Gain):
+            raise GainError(f"a gain is softness(0.5), hard(1.0) or their like; got {self.gain!r}")
 
 
 def through(apply: WeightFilter, soft: Soft, weight: Tensor) -> Tensor:
@@ -181,11 +185,11 @@ class FilteredWeight(nn.Module):
 
     def set_soft(self, soft: Soft, dtype: torch.dtype, device: torch.device) -> None:
         """Do this from now on, to weights of this dtype on this device."""
-        self.soft = soft
         # a new object each time, by which what was prepared is known to be out of date
-        self.fitted = (torch.float64 if dtype == torch.float64 else torch.float32, device)
-        self.filter = soft.gain.on(soft.rep).to(*self.fitted)
-        self.held = soft.gain.constraint(soft.rep).to(*self.fitted) if self.mode == "project" else self.filter
+        fitted = (torch.float64 if dtype == torch.float64 else torch.float32, device)
+        filter = soft.gain.on(soft.rep).to(*fitted)  # may refuse the gain, and then nothing has changed
+        held = soft.gain.constraint(soft.rep).to(*fitted) if self.mode == "project" else filter
+        self.soft, self.fitted, self.filter, self.held = soft, fitted, filter, held
         self.factor = self.filter.factor if isinstance(self.filter, Filter) and soft.layout == PLAIN else None
         self.shape = soft.rep.shape
 
@@ -273,8 +277,13 @@ def softenable(module: nn.Module, attribute: str, mode: Mode = "parametrize", na
         raise SoftEquivError(f"unknown mode {mode!r}; choose 'parametrize' or 'project'")
     weight = getattr(module, attribute, None)
     if not isinstance(weight, nn.Parameter):
-        reason = "is filtered already" if parametrize.is_parametrized(module, attribute) else "is not a parameter"
-        raise WeightError(f"{name} {reason}; bake or choose another weight")
+        if not parametrize.is_parametrized(module, attribute):
+            raise WeightError(f"{name} is not a parameter; choose another weight")
+        if any(isinstance(step, FilteredWeight) for step in module.parametrizations[attribute]):  # type: ignore[index]
+            raise WeightError(f"{name} is filtered already; bake the model first, or choose another weight")
+        raise WeightError(f"{name} has another parametrisation, such as weight_norm; remove it first")
+    if not weight.numel():
+        raise WeightError(f"{name} of shape {tuple(weight.shape)} has no entries; choose another weight")
     if weight.is_meta:
         raise WeightError(f"{name} has no values yet, it is on the meta device: load the model's weights first")
     if not torch.isfinite(weight).all():
@@ -292,8 +301,15 @@ def soften_weight(module: nn.Module, attribute: str, soft: Soft, mode: Mode = "p
     True
     """
     weight = softenable(module, attribute, mode)
+    layout = soft.layout
+    if layout.axis is not None and layout.skip + layout.channels * soft.rep.dim != weight.shape[layout.axis]:
+        raise WeightError(
+            f"{attribute} of shape {tuple(weight.shape)} has {weight.shape[layout.axis]} entries along axis "
+            f"{layout.axis}; {layout.skip} to skip and {layout.channels} of {soft.rep}, of {soft.rep.dim}, are "
+            f"{layout.skip + layout.channels * soft.rep.dim}: choose another layout"
+        )
     filtered = FilteredWeight(soft, mode, weight.dtype, weight.device)
-    view = soft.layout.read(weight, soft.rep)
+    view = layout.read(weight, soft.rep)
     if tuple(view.shape[view.ndim - len(soft.rep.shape) :]) != soft.rep.shape:
         raise WeightError(f"{attribute} of shape {tuple(weight.shape)} has no axes {soft.rep.shape} for {soft.rep}")
     if mode == "parametrize":

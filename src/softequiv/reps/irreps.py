@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from softequiv._linalg import stack
-from softequiv.errors import RepresentationError
+from softequiv.errors import RepresentationError, checked_number
 from softequiv.groups import SO, SU2, C, D, Group, O
 from softequiv.groups.rotations import mirror, rotation
 from softequiv.reps.base import Decomposition, Piece, Rep, Trivial
@@ -110,9 +110,10 @@ def spin(group: Group, l: float) -> Rep:
     >>> spin(SO(3), 2).dim, spin(SU2(), 0.5).dim
     (5, 4)
     """
-    two_l = round(2 * l)
     if group not in (SO(3), SU2()):
         raise RepresentationError(f"spins belong to SO(3) and SU(2); {group} has none")
+    l = checked_number(l, "a spin", RepresentationError)
+    two_l = round(2 * l) if math.isfinite(l) else -1
     if two_l != 2 * l or two_l < 0 or (group == SO(3) and two_l % 2):
         raise RepresentationError(f"spin {l!r} is not one of {group}: SO(3) takes 0, 1, 2, ..., SU(2) also halves")
     return Trivial(group) if two_l == 0 else Spin(group, two_l)

@@ -10,7 +10,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from softequiv._linalg import Frozen, are_normal, checked_matrices, expm, is_orthogonal, is_skew, stack
+from softequiv._linalg import Frozen, are_normal, checked_matrices, expm, is_orthogonal, is_skew, refuse_slow, stack
 from softequiv.errors import NotARepresentationError, RepresentationError
 from softequiv.groups import Group, Step, evaluate
 from softequiv.reps.base import Rep
@@ -42,10 +42,10 @@ class Matrices(Rep):
         return are_normal(torch.cat([self.lie(), self.steps()]))
 
     def lie(self) -> Tensor:
-        return self.lie_matrices.value
+        return self.lie_matrices.value.clone()  # the caller's own
 
     def steps(self) -> Tensor:
-        return self.step_matrices.value
+        return self.step_matrices.value.clone()
 
 
 def representation(
@@ -69,6 +69,7 @@ def representation(
         raise RepresentationError(
             f"{group} has no generators, so matrices cannot tell a representation; use scalar(group)"
         )
+    refuse_slow(matrices, len(lie), f"a representation of {group}", RepresentationError)
     dim = matrices[0].shape[0]
     flows, jumps = stack(matrices[: len(lie)], dim), stack(matrices[len(lie) :], dim)
     rep = Matrices(group, Frozen(flows), Frozen(jumps), name)
@@ -97,6 +98,9 @@ def check_representation(rep: Rep) -> None:
             hold(
                 steps[j] @ lie[i], torch.einsum("k,kab->ab", coords, lie) @ steps[j], f"the conjugation of A{i} by s{j}"
             )
+    for i, j in itertools.combinations(range(len(steps)), 2):
+        if torch.allclose(group.steps[i] @ group.steps[j], group.steps[j] @ group.steps[i]):
+            hold(steps[i] @ steps[j], steps[j] @ steps[i], f"s{i} s{j} = s{j} s{i}")
     eye = torch.eye(rep.dim, dtype=torch.float64)
     for i, period in enumerate(group.periods):
         if period is not None:

@@ -66,7 +66,7 @@ def tensor(group: Group, p: int, q: int = 0) -> Rep:
     >>> tensor(SO(3), 4).dim
     81
     """
-    if min(p, q) < 0:
-        raise RepresentationError(f"tensor ranks cannot be negative; got ({p}, {q})")
+    if not all(isinstance(rank, int) and rank >= 0 for rank in (p, q)):
+        raise RepresentationError(f"tensor ranks are whole numbers of at least 0; got ({p!r}, {q!r})")
     v = vector(group)
     return tensor_product(Trivial(group), *([v] * p), *([v.T] * q))

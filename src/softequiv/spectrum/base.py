@@ -206,10 +206,12 @@ def grown(exponent: float) -> float:
 
 
 def growth(rep: Rep) -> float:
-    """log ||rho(g)|| <= growth * length(g), as ||exp(A)|| <= exp(mu) for the symmetric part's norm mu."""
+    """log ||rho(g)|| <= growth * length(g), as ||exp(A)|| <= exp(mu) for the symmetric part's norm mu.
+
+    A path may take its generators one after another, t_i of each: sum_i mu_i t_i <= (sum_i mu_i^2)^1/2 length.
+    """
     rep = rep.base if isinstance(rep, Dual) else rep
-    parts = symmetric(rep.lie())
-    rate = math.sqrt(float(torch.linalg.eigvalsh((parts @ parts).sum(0))[-1])) if len(parts) else 0.0
+    rate = float(torch.linalg.eigvalsh(symmetric(rep.lie())).abs().amax(-1).norm()) if len(rep.lie()) else 0.0
     for norms in torch.linalg.svdvals(rep.steps()):
         smallest = float(norms[-1])
         rate += math.log(max(float(norms[0]), 1 / smallest)) if smallest > 1e-12 * float(norms[0]) else math.inf

@@ -15,6 +15,7 @@ from torch import Tensor
 from softequiv._cache import cached
 from softequiv._linalg import LEVEL_TOLERANCE, canonical_signs, skew, symmetric
 from softequiv.reps import Decomposition, Piece, Rep, terms_of
+from softequiv.reps.base import action_rates
 from softequiv.spectrum.transforms import AxisBlock
 
 NEARLY_EQUAL = 1e-6  # eigenvalues closer than this are refined together, so that rounding cannot mix distinct ones
@@ -56,11 +57,12 @@ def decompose(rep: Rep, commuting: bool) -> Decomposition:
     known = rep.decomposition()
     if known is not None:
         return known
-    if rep.dim == 1 or len(rep.rates()) == 0:
-        return Decomposition(None, (Piece(rep.rates()[:, :1, :1], torch.arange(rep.dim)[:, None]),))
+    rates = action_rates(rep)  # products are made of these, where those of a dual or of maps may be transposed
+    if rep.dim == 1 or len(rates) == 0:
+        return Decomposition(None, (Piece(rates[:, :1, :1], torch.arange(rep.dim)[:, None]),))
     if not commuting and rep.dim <= UNDIVIDED:
-        return Decomposition(None, (Piece(rep.rates(), torch.arange(rep.dim)[None]),))
-    return joint_eigenbasis(rep.rates()) if commuting else irreducible_pieces(rep.rates())
+        return Decomposition(None, (Piece(rates, torch.arange(rep.dim)[None]),))
+    return joint_eigenbasis(rates) if commuting else irreducible_pieces(rates)
 
 
 def joint_eigenbasis(rates: Tensor) -> Decomposition:

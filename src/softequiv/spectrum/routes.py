@@ -110,7 +110,8 @@ def row_and_column_terms(rep: Rep) -> tuple[tuple[tuple[Rep, int], ...], tuple[t
 def pairs(rep: Rep) -> Spectrum:
     """Hom(+ m_i V_i, + n_j U_j) is m_i n_j copies of each Hom(V_i, U_j): the spectra of these serve all copies."""
     rows, columns = row_and_column_terms(rep)
-    small = [[spectrum(V >> U) for V, _ in columns] for U, _ in rows]
+    maps = isinstance(rep, Hom)  # else vectors, which have rates of their own: as maps from a number, others
+    small = [[spectrum(V >> U if maps else U) for V, _ in columns] for U, _ in rows]
     sigma = [
         [
             own.levels[own.level_of].reshape(1, U.dim, 1, V.dim).expand(n, -1, m, -1).reshape(n * U.dim, m * V.dim)
