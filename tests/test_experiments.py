@@ -20,18 +20,24 @@ from torch import nn
 
 import softequiv as se
 from softequiv.errors import SoftEquivError
+from softequiv.experiments import whole_network
 from softequiv.experiments.arms import ARMS, Setting, armed, kept, restore_variance
+from softequiv.experiments.augmentation import RIVALS
 from softequiv.experiments.base import Experiment, data_folder, reproduce
 from softequiv.experiments.cells import Cell, Here, Row, read_row, run_cells
 from softequiv.experiments.compare import (
+    Stop,
     at_least_as_good,
+    beats,
     better_at_equal_gain,
     curves,
+    dials_move,
     moves_the_error,
     spearman,
 )
+from softequiv.experiments.finetune import KINDS
 from softequiv.experiments.judged import judged, quarters, turns
-from softequiv.experiments.pages import Claim, Figure, Page, Spread, Table, write_page
+from softequiv.experiments.pages import QUESTIONS, Claim, Figure, Page, Spread, Table, write_page
 from softequiv.tasks.base import Held
 from softequiv.tasks.classification import Classification
 
@@ -260,7 +266,7 @@ ODD_CLAIMS = ({"text": "squares grow"}, {"text": "squares grow", "holds": "yes",
 
 @pytest.mark.parametrize(
     "content",
-    ["{", "", "[1]", "[" * 100_000, '{"title": 3, "claims": [], "rows": []}']
+    ["{", "", "[1]", "[" * 100_000]
     + [json.dumps({"title": "X. Squares", "claims": [claim], "rows": []}) for claim in ODD_CLAIMS],
 )
 def test_a_page_whose_rows_are_damaged_is_left_out_of_the_index_with_a_line(tmp_path, content):
@@ -282,9 +288,36 @@ def test_a_figure_of_the_cells_of_a_table_does_not_count_its_claims_again(tmp_pa
     write_page(table, every, tmp_path, "T-small")
     write_page(table, every, tmp_path, "T-full")  # other cells, that the figures agree is chance
     index = (tmp_path / "index.md").read_text()
-    where = "[F](F-small.md) 1 of 1, [T](T-full.md) 1 of 2, [T](T-small.md) 1 of 2"
-    assert f"| squares grow | 3 of 5 | {where} |" in index
-    assert "| [F](F-small.md) | a: squares grow | holds | 4 of 4 |" in index
+    assert "| [F](F-small.md) | c: squares grow | holds | 2 of 2 |" in index
+    assert "| [F](F-small.md) | a: squares grow" not in index
+    assert [
+        index.count(f"| [T](T-{scale}.md) | a: squares grow | holds | 4 of 4 |") for scale in ("small", "full")
+    ] == [1, 1]
+
+
+def test_claims_that_answer_one_question_are_one_table_of_the_index(tmp_path):
+    question = "Does the dial move the network's error?"
+    claims = [
+        Claim(f"{where}: the dial of {arm} moves it", holds, "as was seen", question, arm, f"{arm} in {where}")
+        for where, arm, holds in (("rotation", "ours", True), ("rotation", "paper", False), ("all", "paper", True))
+    ]
+    write_page(Page("T. All", [], claims), [], tmp_path, "T-small")
+    index = (tmp_path / "index.md").read_text()
+    table = index[index.index(f"## {question}") : index.index("## Other claims")]
+    assert "|  | setting | ours | paper |" in table
+    assert "| [T](T-small.md) | rotation | **ours in rotation** | paper in rotation |" in table
+    assert "| [T](T-small.md) | all |  | **paper in all** |" in table
+
+
+def test_every_question_that_a_claim_answers_is_one_of_the_index():
+    found = {
+        arm: [Stop(dial, *[Spread(0.5 + dial, 0.01, 2)] * 2) for dial in (0.0, 0.4)] for arm in ("plain", "ours", "RPP")
+    }
+    claims = [better_at_equal_gain(found, ["ours"], "RPP", what) for what in KINDS]
+    claims += [at_least_as_good(found, ["ours"], what) for what in KINDS]
+    claims += [*dials_move(found, ["ours"]), *(beats(found, "ours", found["plain"][0], rival) for rival in RIVALS)]
+    claims.append(whole_network.holds("somewhere", found, "ours"))
+    assert {claim.question for claim in claims} == set(QUESTIONS)
 
 
 def test_bars_and_lines_do_not_break_a_table():

@@ -88,14 +88,21 @@ def test_a_dial_of_the_whole_network_is_compared_with_augmentation(better, tmp_p
     rows = made_up(own.cells("small"), lambda settings: of_dials(settings, better))
     found = own.page(rows, "small")
     assert found.title in write_page(found, rows, tmp_path, "whole-network-small").read_text()
-    held = [claim for claim in found.claims if claim.text.endswith("turns: held + labels beats augmentation")]
-    longer = "turns: held + labels beats augmentation for twice as long"
+    held = [
+        claim for claim in found.claims if claim.text.endswith("turns, within 30°: held + labels beats augmentation")
+    ]
+    longer = "turns, within 30°: held + labels beats augmentation for twice as long"
     long = [claim for claim in found.claims if claim.text.endswith(longer)]
     assert len(long) == 4 and all(claim.holds is better for claim in long)
     mixed = [claim for claim in found.claims if "dial of mixture" in claim.text]
     assert len(held) == len(mixed) == 4  # two backbones, trained with turns and without
     assert all(claim.holds is better for claim in held) and all(claim.holds for claim in mixed)
-    few = [claim for claim in found.claims if claim.text.endswith("% of the labels: held + labels beats augmentation")]
+    wide = [
+        claim for claim in found.claims if claim.text.endswith("turns, by any angle: held + labels beats augmentation")
+    ]
+    assert len(wide) == 4
+    few_labels = "% of the labels, within 30°: held + labels beats augmentation"
+    few = [claim for claim in found.claims if claim.text.endswith(few_labels)]
     assert len(few) == 4 and all(claim.holds is better for claim in few)  # 1 % and 10 %, for two backbones
     table = next(table for table in found.tables if "augmentation beaten" in table.caption)
     assert {range_ for _, range_, *_ in table.rows} == {"within 30°", "by any angle"}
@@ -129,10 +136,10 @@ def test_by_any_angle_the_rival_was_trained_on_any_angle():
 def test_augmentation_is_compared_with_as_many_labels():
     cells = [cell for cell in experiment("whole-network").cells("small") if cell.settings["labels"] < 1]
     upright = [row for row in made_up(cells, lambda settings: of_dials(settings, True)) if not row["turned"]]
-    assert not against_augmentation(upright, "30")  # nothing to compare with
+    assert not against_augmentation(upright, {"within 30°": "30"})  # nothing to compare with
     rows = made_up(experiment("whole-network").cells("small"), lambda settings: of_dials(settings, True))
     others = [row for row in rows if row["labels"] == 1 or not row["turned"]]  # turned pictures with all labels alone
-    assert not any("% of the labels" in claim.text for claim in against_augmentation(others, "30"))
+    assert not any("% of the labels" in claim.text for claim in against_augmentation(others, {"within 30°": "30"}))
 
 
 def test_the_arms_of_the_whole_network_are_known_and_their_costs_told():

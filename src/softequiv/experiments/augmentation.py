@@ -41,11 +41,12 @@ def compared(rows: Sequence[Row], way: Sequence[Row], judged: str) -> dict[str, 
     return claims
 
 
-def against_augmentation(rows: Sequence[Row], judged: str) -> list[Claim]:
-    """The claim of each dial of the network, for every way of training, judged by the figures of a range."""
+def against_augmentation(rows: Sequence[Row], ranges: Mapping[str, str]) -> list[Claim]:
+    """The claim of each dial of the network, for every way of training and range of turns."""
     return [
-        replace(found[arm], text=f"{name}: {found[arm].text}")
+        replace(found[arm], text=f"{name}, {turned}: {found[arm].text}")
         for name, mine in by_training(trained(rows)).items()
+        for turned, judged in ranges.items()
         for found in compared(rows, mine, judged).values()
         for arm in DIALS
         if arm in found

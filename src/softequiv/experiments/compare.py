@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from softequiv.experiments.cells import Row
-from softequiv.experiments.pages import Claim, Figure, Spread, spread_over_seeds
+from softequiv.experiments.pages import LOWER, Claim, Figure, Spread, spread_over_seeds
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
 MARKS = "os^Dv<>xP"
@@ -86,9 +86,19 @@ def apart(less: Spread, more: Spread) -> bool:
     return less.mean + less.std < more.mean - more.std
 
 
+def of_one_seed(stops: Sequence[Stop]) -> bool:
+    """Whether some stop was trained once, and has no spread."""
+    return any(min(stop.gain.count, stop.error.count) == 1 for stop in stops)
+
+
 def if_of_one_seed(stops: Sequence[Stop]) -> str:
-    """A warning where some stop was trained once, and has no spread."""
-    return " (one seed)" if any(min(stop.gain.count, stop.error.count) == 1 for stop in stops) else ""
+    """A warning where some stop was trained once."""
+    return " (one seed)" if of_one_seed(stops) else ""
+
+
+def in_short(text: str, stops: Sequence[Stop]) -> str:
+    """An entry of the index, with a mark where some stop was trained once."""
+    return f"{text} ¹" if of_one_seed(stops) else text
 
 
 def better_at_equal_gain(found: Curves, arms: Sequence[str], other: str, what: str = "") -> Claim:
@@ -100,12 +110,17 @@ def better_at_equal_gain(found: Curves, arms: Sequence[str], other: str, what: s
     clear = sum(apart(best.error, stop.error) for best, stop in pairs)
     who, told = one_of_ours(found, arms, what)
     middle = f"; median ratio of the errors {statistics.median(ratios):.2f}" if ratios else ""
-    unreached = f"; {len(theirs) - len(pairs)} have more accuracy than any of ours" if len(pairs) < len(theirs) else ""
+    above = f"any of {'ours' if what else who}"
+    unreached = f"; {len(theirs) - len(pairs)} have more accuracy than {above}" if len(pairs) < len(theirs) else ""
+    seen = [stop for pair in pairs for stop in pair]
     return Claim(
         f"at a combined accuracy equal within one standard deviation, {who} has a lower error than {other}",
         wins == len(theirs),
         f"{told}at {wins} of {len(theirs)} stops of {other} ({clear} beyond one standard deviation of both errors)"
-        f"{unreached}{middle}{if_of_one_seed([stop for pair in pairs for stop in pair])}",
+        f"{unreached}{middle}{if_of_one_seed(seen)}",
+        f"{LOWER} Dials {what}" if what else "",
+        other,
+        in_short(f"{wins} of {len(theirs)}" + (f" × {statistics.median(ratios):.2g}" if ratios else ""), seen),
     )
 
 
@@ -119,6 +134,9 @@ def at_least_as_good(found: Curves, arms: Sequence[str], what: str = "", base: s
         best.gain.mean >= free.gain.mean,
         f"{told}{best.gain.told(100, 2)} at {best.dial:g} against {free.gain.told(100, 2)}, with an error of "
         f"{best.error.told(1, 3)} against {free.error.told(1, 3)}{if_of_one_seed([best, free])}",
+        "Does the dial cost accuracy?",
+        f"dials {what}",
+        in_short(f"{100 * best.gain.mean:.1f} for {100 * free.gain.mean:.1f}", [best, free]),
     )
 
 
@@ -141,7 +159,7 @@ def beats(found: Curves, arm: str, base: Stop, rival: str = "augmentation") -> C
         if stop.error.mean <= base.error.mean + known(base.error.std)
         and stop.gain.mean - known(stop.gain.std) > base.gain.mean + known(base.gain.std)
     ]
-    shown = answers(lower or found[arm], base) or min(found[arm], key=lambda stop: stop.error.mean)
+    shown = answers(lower or found[arm], base) or max(found[arm], key=lambda stop: stop.gain.mean)
     if higher and not lower:
         shown = max(higher, key=lambda stop: stop.gain.mean)
     return Claim(
@@ -149,6 +167,9 @@ def beats(found: Curves, arm: str, base: Stop, rival: str = "augmentation") -> C
         bool(lower or higher),
         f"at {shown.dial:g}: combined accuracy {shown.gain.told(100, 2)}, error {shown.error.told(1, 3)}; {rival} "
         f"{base.gain.told(100, 2)}, {base.error.told(1, 3)}{if_of_one_seed([shown, base])}",
+        f"Is {rival} beaten?",
+        arm,
+        in_short(" / ".join(f"{100 * s.gain.mean:.1f} at {s.error.mean:.3f}" for s in (shown, base)), [shown, base]),
     )
 
 
@@ -159,11 +180,17 @@ def moves_the_error(found: Curves, arm: str) -> Claim:
     stops = found[arm]
     rank = spearman([stop.dial for stop in stops], [stop.error.mean for stop in stops])
     low, high = stops[0].error, stops[-1].error
+    within = known(low.std) + known(high.std)
+    monotone, moved, falls = rank > 0.99, low.mean + within < high.mean, high.mean + within < low.mean
+    why = ", falling" if falls else ", within the spread" if not moved else "" if monotone else ", not monotone"
     return Claim(
         f"the dial of {arm} moves the network's error monotonically",
-        rank > 0.99 and low.mean + known(low.std) < high.mean - known(high.std),
-        f"rank correlation {rank:.2f} over {len(stops)} stops, from {stops[0].error.mean:.3g} to "
-        f"{stops[-1].error.mean:.3g}{if_of_one_seed(stops)}",
+        monotone and moved,
+        f"rank correlation {rank:.2f} over {len(stops)} stops, from {low.mean:.3g} to {high.mean:.3g}"
+        f"{why}{if_of_one_seed(stops)}",
+        "Does the dial move the network's error?",
+        arm,
+        in_short(f"{low.mean:.2g} → {high.mean:.2g}{why}", stops),
     )
 
 

@@ -15,7 +15,30 @@ from typing import Any
 from softequiv._files import read_json, written_whole
 from softequiv.experiments.cells import Row
 
+OPENING = """# Results
+
+What was found, question by question; **bold** is what holds. *Error* is the invariance error: the mean KL between the
+answers to a sample and to the moved sample. *Combined accuracy* is the root of accuracy upright times accuracy moved.
+A *dial* is what a method offers to tune, a *stop* one setting of it; *with turns* is trained on turned pictures,
+*without* on upright ones. ¹ marks what some stop has one seed for. Each page has its data, seeds, spread, command, and
+what is missing.
+"""
 LONGEST = 20_000  # characters of a figure that is told beside a page
+LOWER = "At equal accuracy, is the error lower?"
+QUESTIONS = {  # of the index, in its order, with what their entries say
+    f"{LOWER} Dials of the network": "Dials that measure the whole network in training or average its answers "
+    "('held', 'mixture'): at how many stops of a rival's dial one of these has, at a combined accuracy equal within "
+    "one standard deviation, a lower error, and the median ratio of the two errors.",
+    f"{LOWER} Dials of weights": "The same for dials that filter weights ('ours': softness, levels, error target).",
+    "Is augmentation beaten?": "Combined accuracy at an error; behind the stroke those of the plain model trained on "
+    "moved samples. To beat it is a lower error at its accuracy, or more accuracy at its error, beyond the sum of both "
+    "standard deviations.",
+    "Is augmentation for twice as long beaten?": "The same with as many passes for augmentation as dials of the "
+    "network take, which ask the model twice a step.",
+    "Does the dial move the network's error?": "The error at the lowest and at the highest stop.",
+    "Does the dial go from the plain model's error to zero?": "The plain model's error, and that of the last stop.",
+    "Does the dial cost accuracy?": "Combined accuracy at the best stop for that of the plain model.",
+}
 
 Draw = Callable[[Any], None]  # what it is given is a matplotlib figure
 
@@ -82,11 +105,23 @@ class Figure:
 
 @dataclass(frozen=True)
 class Claim:
-    """What was to be shown, whether it was, and by which figures."""
+    """What was to be shown, whether it was, and by which figures.
+
+    Claims that answer one of the `QUESTIONS` of the index are entries of one table there, the `short` one in a row for
+    their setting, which stands before a colon in `text`, and in a `column` for whom they are about.
+    """
 
     text: str
     holds: bool
     evidence: str
+    question: str = ""
+    column: str = ""
+    short: str = ""
+
+    @property
+    def setting(self) -> str:
+        """Where it was tried."""
+        return self.text.rpartition(": ")[0]
 
 
 @dataclass(frozen=True)
@@ -135,17 +170,12 @@ def write_index(folder: Path) -> None:
     """
     found = {file: listed(file) for file in sorted(folder.glob("*-*.json")) if file.with_suffix(".md").is_file()}
     pages = [page for page in found.values() if page]
-    lines = [[page.link, claim.text, outcome(claim), claim.evidence] for page in pages for claim in page.claims]
-    summary = Table(
-        "What was to be shown, and in how many of the settings in which it was tried it was found; what a figure says "
-        "again of the cells of a table is counted with the table. Each page has its data, seeds, spread and command.",
-        ["claim", "holds", "where it was tried"],
-        summed_up(counted_once(pages)),
-    )
-    table = Table("## Claim by claim", ["", "claim", "", "evidence"], lines)
-    parts = ["# Results\n", summary.markdown(), *(damaged(file) for file, page in found.items() if page is None)]
+    claims = counted_once(pages)
+    rest = [[link, claim.text, outcome(claim), claim.evidence] for link, claim in claims if not claim.question]
+    tables = [*answered(claims), Table("## Other claims", ["", "claim", "", "evidence"], rest)]
+    parts = [OPENING, *(damaged(file) for file, page in found.items() if page is None)]
     with written_whole(folder / "index.md") as part:
-        part.write_text("\n".join([*parts, table.markdown()]), encoding="utf-8")
+        part.write_text("\n".join([*parts, *(table.markdown() for table in tables)]), encoding="utf-8")
 
 
 def listed(file: Path) -> Listed | None:
@@ -155,8 +185,8 @@ def listed(file: Path) -> Listed | None:
         if not {"title", "claims", "rows"} <= told.keys():
             return Listed(file.stem, "", (), 0)  # some other file
         claims = [Claim(**claim) for claim in told["claims"]]
-        link = f"[{told['title'].partition('.')[0]}]({file.stem}.md)"
-        page = Listed(link, file.stem.rpartition("-")[2], claims, len(told["rows"]))
+        name, _, scale = file.stem.rpartition("-")
+        page = Listed(f"[{name}]({file.stem}.md)", scale, claims, len(told["rows"]))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
     whole = all(isinstance(claim.holds, bool) and isinstance(claim.text + claim.evidence, str) for claim in claims)
@@ -183,29 +213,20 @@ def counted_once(pages: Sequence[Listed]) -> list[tuple[str, Claim]]:
     return [(page.link, claim) for page in pages for claim in page.claims if owners[page.scale, claim] is page]
 
 
-def summed_up(claims: Sequence[tuple[str, Claim]]) -> list[list[str]]:
-    """Claims that say the same of several settings, "setting: claim", as one line each, the most tried first."""
-    alike: dict[str, dict[str, list[bool]]] = {}
-    for link, claim in claims:
-        general = claim.text.rpartition(": ")[2]
-        alike.setdefault(general, {}).setdefault(link, []).append(claim.holds)
-    return [
-        [
-            general,
-            counted([held for found in pages.values() for held in found]),
-            ", ".join(f"{link} {counted(found)}" for link, found in pages.items()),
-        ]
-        for general, pages in sorted(alike.items(), key=lambda item: -sum(map(len, item[1].values())))
-    ]
-
-
-def counted(found: Sequence[bool]) -> str:
-    """How many hold.
-
-    >>> counted([True, False, True])
-    '2 of 3'
-    """
-    return f"{sum(found)} of {len(found)}"
+def answered(claims: Sequence[tuple[str, Claim]]) -> list[Table]:
+    """A table for each question that was asked: a row for each page and setting, a column for each whom it is about."""
+    tables = []
+    for question, sentence in QUESTIONS.items():
+        asked = [(link, claim) for link, claim in claims if claim.question == question]
+        columns = list(dict.fromkeys(claim.column for _, claim in asked))
+        rows: dict[tuple[str, str], dict[str, str]] = {}
+        for link, claim in asked:
+            entry = f"**{claim.short}**" if claim.holds else claim.short
+            rows.setdefault((link, claim.setting), {})[claim.column] = entry
+        lines = [[link, setting, *(row.get(column, "") for column in columns)] for (link, setting), row in rows.items()]
+        if lines:
+            tables.append(Table(f"## {question}\n\n{sentence}", ["", "setting", *columns], lines))
+    return tables
 
 
 def told(page: Page, rows: Sequence[Row]) -> str:
@@ -239,10 +260,10 @@ def comma_separated(rows: Sequence[Row]) -> str:
 def markdown(page: Page, rows: Sequence[Row], name: str) -> str:
     """The page as text."""
     parts = [f"# {page.title}", *page.sentences]
+    parts += [f"![{figure.alt}]({name}-{figure.name}.svg)" for figure in page.figures]
     if page.claims:
         claims = [[claim.text, outcome(claim), claim.evidence] for claim in page.claims]
         parts.append(Table("What was to be shown, and what was found:", ["claim", "", "evidence"], claims).markdown())
-    parts += [f"![{figure.alt}]({name}-{figure.name}.svg)" for figure in page.figures]
     parts += [table.markdown() for table in page.tables]
     parts.append(made_with(rows, name))
     return "\n\n".join(part.rstrip() for part in parts) + "\n"
@@ -250,7 +271,7 @@ def markdown(page: Page, rows: Sequence[Row], name: str) -> str:
 
 def made_with(rows: Sequence[Row], name: str) -> str:
     """What computed the figures, and how to compute them again."""
-    versions = sorted({f"torch {row.versions['torch']}, softequiv {row.versions['softequiv']}" for row in rows})
+    versions = sorted({", ".join(f"{name} {row.versions[name]}" for name in told_of(row)) for row in rows})
     devices = sorted({row.device for row in rows})
     minutes = sum(row.seconds for row in rows) / 60
     spent = f"{minutes:.0f} minutes" if minutes < 60 else f"{minutes / 60:.1f} hours"
@@ -258,6 +279,11 @@ def made_with(rows: Sequence[Row], name: str) -> str:
         f"{len(rows)} cells, {spent} in all, on {' and '.join(devices)}; {' and '.join(versions)}. "
         f"Again by `{again(name)}`. All rows: [{name}.json]({name}.json), [{name}.csv]({name}.csv)."
     )
+
+
+def told_of(row: Row) -> list[str]:
+    """Of what a page tells the version, as far as it was known where a row was computed."""
+    return [name for name in ("torch", "softequiv") if row.versions[name] != "unknown"]
 
 
 def again(name: str) -> str:

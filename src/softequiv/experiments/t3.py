@@ -235,7 +235,7 @@ def page(rows: Sequence[Row], scale: Scale) -> Page:
         ],
         [
             *(claim for name, found in panels.items() for claim in claims_of(name, found)),
-            *against_augmentation(rows, str(RANGE)),
+            *against_augmentation(rows, JUDGED),
         ],
         [
             *([beside_paper(with_turns, PAPER_NAMES, SHOWN, "cAcc", paper, chosen_on)] if with_turns else []),
