@@ -352,6 +352,7 @@ def test_remedies_are_ones_that_work() -> None:
     soft = se.soften(net, "C4", softness=0.5)
     causes = {part.name: part.causes[0] for part in attribute(soft, pictures(2, 3, 12, 12), C4).parts[:2]}
     assert "set_softness(model, ..., only=['1.weight'])" in causes["1"].remedy
+    assert "where it has an error target, which that would drop, bake the model and soften" in causes["1"].remedy
     se.set_softness(soft, 0.0, only=["1.weight"])
 
 

@@ -20,7 +20,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 import softequiv as se
-from softequiv.adapt.opening import open_model
+from softequiv.adapt.opening import open_model, save_model
 from softequiv.cli import app as cli_app
 from softequiv.cli import commands, doctor, given
 from softequiv.tasks.images import open_images
@@ -304,7 +304,7 @@ ERRORS = [
     (("soften", "soft", *HALF, "-o", "out"), 3, "soft already"),
     (("bake", "vit", "-o", "out"), 3, "nothing to bake"),
     (("certify", "vit"), 3, "--group 'SO(2)'"),
-    (("certify", "soft", "--verify", "nix.json"), 3, "nix.json cannot be read as a certificate"),
+    (("certify", "soft", "--verify", "nix.json"), 3, "no certificate nix.json; softequiv certify MODEL -o nix.json"),
     (("certify", "soft", "--verify", "page.json"), 3, "page.json is not JSON"),
     (("certify", "soft", "-o", "page.json/page.json"), 3, "File exists: 'page.json'"),
     (("measure", "soft", "-d", "nix"), 3, "there is no folder 'nix'"),
@@ -320,7 +320,8 @@ ERRORS = [
         "in one way: --softness, or --error together with --within",
     ),
     (("plan", "vit", "-g", "C4"), 2, "in one way"),
-    (("plan", "vit", "-g", "C4", "-e", "0.1"), 2, "--error together with --within"),
+    (("plan", "vit", "-g", "C4", "-e", "0.1"), 2, "--error needs --within, such as 30deg"),
+    (("plan", "vit", *HALF, "-e", "0.1"), 2, "in one way"),
     (("plan", "vit", "-s", "0.5"), 2, "Missing option"),
     (("plan", "vit", "-g", "C4", "-s", "half"), 2, "'--softness'"),
     (("certify", "soft", "--verify", "page.json", "-o", "x"), 2, "--verify takes everything from the certificate"),
@@ -382,6 +383,37 @@ def test_warnings_are_remarks_on_stderr(home: Path, tmp_path: Path) -> None:
     result = call("plan", tmp_path / "headless", *HALF, "--json")
     assert json.loads(result.stdout)["weights"]
     assert "note: 2 weights (classifier.bias, classifier.weight) of" in result.stderr
+
+
+def test_half_precision_is_computed_with_in_float32_and_a_certificate_of_weights_keeps_their_bytes(
+    home: Path, tmp_path: Path
+) -> None:
+    half, wide = tmp_path / "half", tmp_path / "wide"
+    rounded = open_model(home / "vit").half()
+    save_model(rounded, half)
+    save_model(rounded.float(), wide)
+    for folder in (half, wide):
+        shutil.copy(home / "vit" / "preprocessor_config.json", folder)
+    for command, more in (("measure", ["--jacobians", 0]), ("certify", ["-w", "30deg"])):
+        given = ["-g", "SO(2)", "-d", home / "loose", *more]
+        first, second = (call(command, folder, *given, "--json") for folder in (half, wide))
+        assert first.exit_code == 0 and first.stdout == second.stdout
+        assert "note: the weights are float16; float32 is used instead" in first.stderr
+        assert "float32" not in second.stderr
+    certificate = tmp_path / "data.json"
+    assert call("certify", half, *given, "-o", certificate).exit_code == 0
+    assert call("certify", half, "--verify", certificate, "-d", home / "loose").exit_code == 0
+    page = call("report", half, "-g", "C4", "-d", home / "loose", "-o", tmp_path / "page.html")
+    assert page.exit_code == 0 and "float32 is used instead" in page.stderr
+    of_weights = tmp_path / "weights.json"
+    certified = call("certify", half, "-g", "C4", "-o", of_weights)
+    assert certified.exit_code == 0 and "float32" not in certified.stderr
+    assert call("certify", half, "--verify", of_weights).exit_code == 0
+    assert call("certify", wide, "--verify", of_weights).exit_code == 1
+
+
+def test_the_version_is_told() -> None:
+    assert call("--version").stdout == f"softequiv {se.__version__}\n"
 
 
 def test_json_has_no_numbers_that_json_does_not_have() -> None:

@@ -7,6 +7,7 @@ import gzip
 import itertools
 import json
 import os
+import shlex
 import shutil
 import struct
 import subprocess
@@ -24,8 +25,8 @@ from torch import nn
 from typer.testing import CliRunner
 
 import softequiv as se
-from softequiv.adapt.opening import open_model
-from softequiv.cli import commands
+from softequiv.adapt.opening import open_model, save_model
+from softequiv.cli import commands, training
 from softequiv.experiments import bench, costs, registry, speed
 from softequiv.experiments.base import Experiment, Scale
 from softequiv.experiments.cells import Cell, Row
@@ -115,6 +116,39 @@ def test_a_model_is_softened_trained_and_still_keeps_its_promise(home: Path, tmp
     assert not torch.equal(last_layer(trained)[1].weight, last_layer(plain)[1].weight)
     shown = call("train", home / "vit", "--data", home / "classes", "-o", out, *soft, *QUICK, "--seed", 3).stdout
     assert "test" in shown and f"softequiv certify {out / 'model'}" in " ".join(shown.split())
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_checkpoint_in_half_precision_is_trained_in_float32(home: Path, tmp_path: Path, precision: str) -> None:
+    recipe = tmp_path / "recipe.json"
+    recipe.write_text(json.dumps({"epochs": 1, "batch": 4, "rate": 1e-5, "precision": precision}))
+    half, out = tmp_path / "half", tmp_path / "out"
+    save_model(open_model(home / "vit").half(), half)
+    result = call("train", half, "-d", home / "classes", "-o", out, "--recipe", recipe, "--new-head", "--json")
+    assert result.exit_code == 0, result.output
+    assert result.stderr.count("the weights are float16; float32 is used instead") == 1
+    trained, before = open_model(out / "model"), open_model(half).float()
+    assert {value.dtype for value in trained.parameters()} == {torch.float32}
+    steps = [torch.dist(*pair) for pair in zip(trained.vit.parameters(), before.vit.parameters(), strict=True)]
+    assert max(steps) > 0  # in float16 steps of 1e-5 leave most weights where they are
+
+
+def test_the_next_command_certifies_what_was_written(home: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    shown = call("train", home / "vit", "-d", home / "classes", "-o", out, "--turn", "30deg", "--hold", 0.1, *QUICK)
+    said = " ".join(shown.stdout.split())
+    line = f"softequiv certify {out / 'model'} --group 'SO(2)' --within 30deg --data HELD_OUT"
+    assert line in said and "over the target: how far the error lies above the target" in said
+    arguments = shlex.split(line.replace("HELD_OUT", str(home / "three")))[1:]
+    assert call(*arguments, "--limit", 5).exit_code == 0
+    assert training.certifying(out / "model", {"group": "C4", "within": None}).endswith("--group C4 --data HELD_OUT")
+
+
+def test_a_training_that_fails_before_it_is_saved_leaves_its_folder_to_others(home: Path, tmp_path: Path) -> None:
+    given = ("train", home / "vit", "-d", home / "classes", "-o", tmp_path / "out", *QUICK[:-1])
+    assert call(*given, 1e30).exit_code == 3
+    assert not list((tmp_path / "out").iterdir())
+    assert call(*given, 1e-3).exit_code == 0
 
 
 def test_a_run_that_is_interrupted_ends_with_the_same_figures(
@@ -340,7 +374,7 @@ ERRORS = [
     (("train", "vit", "-d", "classes", "-o", "out", "--mode", "nonsense"), 2, "give it with --softness or --error"),
     (("train", "vit", "-d", "classes", "-o", "out", "-g", "C4", "-s", "0.5", "--mode", "nix"), 3, "unknown mode 'nix'"),
     (("train", "vit", "-d", "classes", "-o", "out", "-w", "30deg"), 2, "--within belongs to --error"),
-    (("train", "vit", "-d", "classes", "-o", "out", "-g", "C4", "-e", "0.1"), 2, "--error together with --within"),
+    (("train", "vit", "-d", "classes", "-o", "out", "-g", "C4", "-e", "0.1"), 2, "--error needs --within, such as"),
     (("train", "vit", "-d", "classes", "-o", "out", "--epochs", "0"), 2, "--epochs"),
     (("train", "vit", "-d", "classes"), 2, "Missing option"),
     (("reproduce", "T0"), 3, "there is no experiment 'T0'; did you mean"),
@@ -402,6 +436,15 @@ def test_reproduce_fills_its_cells_once_and_names_the_page(tmp_path: Path, monke
         entries = found("reproduce", "tiny", "--scale", "smoke", "--out", tmp_path)
         assert entries == {"experiment": "tiny", "scale": "smoke", "page": str(tmp_path / "tiny-smoke.md")}
     assert worked == [0, 1, 2] and "# 3 rows" in (tmp_path / "tiny-smoke.md").read_text()
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_where_there_is_no_data_it_is_said_once(jobs: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOFTEQUIV_DATA", str(tmp_path / "nix"))
+    result = call("reproduce", "T1", "--scale", "small", "--out", tmp_path / "out", "--jobs", jobs)
+    assert result.exit_code == 3 and not result.stdout
+    (line,) = result.stderr.splitlines()
+    assert "mnist is not there; set the environment variable SOFTEQUIV_DATA" in line and "none of" in line
 
 
 def test_contestants_take_turns_and_ratios_are_to_the_base() -> None:

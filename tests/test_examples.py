@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import runpy
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,19 @@ def test_links_lead_to_files() -> None:
     for page in PAGES:
         for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name} points to {target}, which does not exist"
+
+
+def test_every_page_stands_in_the_sites_navigation() -> None:
+    """As strict builds have it; pages that git does not know yet count too, unless it ignores them."""
+    listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "--deduplicate", "docs"]
+    found = subprocess.run(listed, cwd=ROOT, capture_output=True, text=True)
+    if found.returncode:
+        pytest.skip("this is no clone")
+    pages = {line.removeprefix("docs/") for line in found.stdout.split() if line.endswith(".md")}
+    there = {page for page in pages if (ROOT / "docs" / page).is_file()}
+    navigation = (ROOT / "mkdocs.yml").read_text().partition("\nnav:\n")[2]
+    named = re.findall(r"^ *- .*: (\S+\.md)$", navigation, re.MULTILINE)
+    assert sorted(named) == sorted(there)
 
 
 def test_the_worked_example_gives_the_papers_matrix(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,11 +20,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import softequiv as se
+from softequiv._files import HOST
 from softequiv.actions import Moves, Pictures, Still
 from softequiv.errors import SoftEquivError
 from softequiv.experiments.backbones import ResNet56
 from softequiv.holding import GainLimit, HeldByMeasurement, limit_gain
 from softequiv.tasks.base import Examples, Held, Task
+from softequiv.tasks.classification import Classification
 from softequiv.training import Recipe, fit, saved
 from softequiv.training.loop import plain
 from softequiv.training.parameters import head_name, parameter_groups
@@ -138,7 +140,7 @@ def test_a_finished_run_is_not_trained_again(tmp_path):
 def test_what_a_killed_process_left_of_a_saved_training_is_cleared(tmp_path):
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
-    left, living = (tmp_path / f".training.safetensors.{pid}.part" for pid in (gone.pid, os.getppid()))
+    left, living = (tmp_path / f".training.safetensors.{HOST}.{pid}.0a1b2c3d.part" for pid in (gone.pid, os.getppid()))
     left.touch()
     living.touch()
     fit(network(), numbers(), Recipe(epochs=1, batch=16, rate=1e-2), STILL, folder=tmp_path)
@@ -331,6 +333,31 @@ def test_layers_in_a_row_are_blocks_where_there_are_none_larger():
     rates = rates_of(net, 0.5)
     assert [rates[f"{place}.weight"] for place in (0, 1, 3, 5)] == [0.25, 0.25, 0.5, 1.0]
     assert set(rates_of(nn.Linear(2, 2), 0.5).values()) == {1.0}
+
+
+@pytest.mark.parametrize("mode", [None, "parametrize", "project"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_halves_are_trained_in_float32(mode, precision):
+    net, task = network(mode).half(), numbers()
+    with pytest.warns(UserWarning, match="the weights are float16; float32 is used instead"):
+        fitted = fit(net, task, Recipe(epochs=2, batch=16, rate=1e-2, precision=precision), STILL)
+    tensors = [*net.parameters(), *net.buffers()]
+    assert {value.dtype for value in tensors if value.is_floating_point()} == {torch.float32}
+    assert math.isfinite(fitted.history[-1]["error"])
+
+
+def test_data_in_half_precision_follow_their_model():
+    x = torch.randn(32, 2).to(torch.bfloat16)
+    held = Held(x, (x[:, 0] > 0).long())
+    with pytest.warns(UserWarning, match="the weights are bfloat16"):
+        fit(nn.Linear(2, 2).to(torch.bfloat16), Classification(held, held, held, classes=2), Recipe(epochs=1), STILL)
+
+
+def test_float64_stays():
+    net, task = plain_network().double(), numbers()
+    wide = Held(task.train.inputs.double(), task.train.targets.double())
+    fit(net, Numbers(wide, wide, wide), Recipe(epochs=1), STILL)
+    assert {value.dtype for value in net.parameters()} == {torch.float64}
 
 
 def test_bf16_leaves_a_plain_model_behind():

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import nn
@@ -36,6 +37,7 @@ TASKS = {
 }
 PICTURE_KEYS = ("input_size", "interpolation", "crop_pct", "mean", "std", "num_classes")  # of timm's configuration
 NAMED = 3  # how many weights a warning names
+HALF = (torch.float16, torch.bfloat16)
 
 
 def open_model(name: str | Path, *, trust_remote_code: bool = False) -> nn.Module:
@@ -61,6 +63,23 @@ def open_model(name: str | Path, *, trust_remote_code: bool = False) -> nn.Modul
         if "architecture" in config:
             return timm_folder(folder, config).eval()
         return transformers_folder(folder, config, trust_remote_code).eval()
+
+
+def in_float32(model: nn.Module) -> nn.Module:
+    """The same model, its float16 and bfloat16 weights and buffers made float32 in place, which is told in a warning;
+    others are left alone. Small steps of training are lost in half precision, and CPUs are slow at it.
+
+    >>> import warnings
+    >>> with warnings.catch_warnings(record=True):
+    ...     in_float32(nn.Linear(2, 2).half()).weight.dtype
+    torch.float32
+    """
+    found = {value.dtype for value in (*model.parameters(), *model.buffers())} & set(HALF)
+    if found:
+        names = " and ".join(sorted(str(dtype).removeprefix("torch.") for dtype in found))
+        warnings.warn(f"the weights are {names}; float32 is used instead", stacklevel=2)
+        model._apply(lambda value: value.float() if value.dtype in HALF else value)
+    return model
 
 
 def save_model(model: nn.Module, folder: str | Path, *, pictures: Mapping[str, Any] | None = None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
@@ -11,6 +12,7 @@ from softequiv.adapt.plan import Error, Plan, Scope, Softness, matching, plan
 from softequiv.errors import GainError, WeightError
 from softequiv.gains import Gain
 from softequiv.gains import softness as softness_gain
+from softequiv.gains.cone import LeastDistortion
 from softequiv.groups import Group
 from softequiv.nn import Mode, set_gain, soft_weights, soften_weight, softenable
 from softequiv.reps import Action
@@ -96,6 +98,8 @@ def refuse_shared(model: nn.Module, todo: Plan) -> None:
 def set_softness(model: nn.Module, softness: float, only: Iterable[str] | None = None) -> None:
     """Turn the dial of a soft model, or of the weights that `only` names.
 
+    A softness takes the place of an error target, which is then no longer kept, and a warning says so.
+
     >>> import softequiv as se
     >>> net = se.soften(nn.Conv2d(3, 8, 5), "C4", softness=0.0)
     >>> se.set_softness(net, 1.0)
@@ -104,5 +108,12 @@ def set_softness(model: nn.Module, softness: float, only: Iterable[str] | None =
     if not weights:
         raise GainError("this model has no soft weights; call soften first")
     names = matching(weights, only) if only is not None else set(weights)
+    targets = [name for name in weights if name in names and isinstance(weights[name].soft.gain, LeastDistortion)]
     for name in names:
         set_gain(weights[name], softness_gain(softness))
+    if targets:
+        warnings.warn(
+            f"{targets[0]}{f' and {len(targets) - 1} other weights' if targets[1:] else ''} had an error target, which "
+            "a softness does not keep; for another target, bake the model and soften it again",
+            stacklevel=2,
+        )

@@ -20,6 +20,7 @@ import typer
 from rich.console import Console, RenderableType
 from typer.core import TyperGroup
 
+from softequiv._version import __version__
 from softequiv.cli import FAILED, INTERRUPTED
 from softequiv.errors import SoftEquivError
 
@@ -51,6 +52,22 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+
+
+def show_version(asked: bool) -> None:
+    """`--version`: print it and leave."""
+    if asked:
+        print(f"softequiv {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def overview(
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version.", is_eager=True, callback=show_version)
+    ] = False,
+) -> None:
+    """What stands before the commands; the help is the program's."""
 
 
 @dataclass(frozen=True)

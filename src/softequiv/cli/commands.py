@@ -117,13 +117,13 @@ def certify_command(
     if verify is not None:
         if action != "exact" or any(given is not None for given in (group, within, images, confidence, seed, out)):
             raise typer.BadParameter("--verify takes everything from the certificate; leave the other options out")
-        return verified(verify, opened(model, trust_remote_code), data, size, limit)
+        return verified(verify, model, trust_remote_code, data, size, limit)
     if data is None and confidence is not None:
         raise typer.BadParameter("--confidence belongs to --data, the held-out pictures")
     if data is not None and (images is not None or action != "exact"):
         raise typer.BadParameter("--images and --action are for a certificate of weights, --data for answers; give one")
     asked_group, asked_range = read_group(group), read_range(within)
-    net = opened(model, trust_remote_code)
+    net = opened(model, trust_remote_code, wide=data is not None)
     asked_group = asked_group or own_group(net)
     if data is not None:
         pictures = open_images(data, net, size=size, limit=limit, seed=seed or 0)
@@ -138,9 +138,12 @@ def certify_command(
     return kept(found, tables.certificate_entries(found), tables.certificate_shown(found), out)
 
 
-def verified(file: Path, net: nn.Module, data: Path | None, size: int | None, limit: int | None) -> Answer:
+def verified(
+    file: Path, model: str, trust_remote_code: bool, data: Path | None, size: int | None, limit: int | None
+) -> Answer:
     """Whether the certificate in a file holds for a model."""
     certificate = read_certificate(file)
+    net = opened(model, trust_remote_code, wide=isinstance(certificate, StatisticalCertificate))
     if isinstance(certificate, Certificate):
         if any(given is not None for given in (data, size, limit)):
             raise typer.BadParameter("this certificate is of weights; leave --data, --size and --limit out")
@@ -200,7 +203,7 @@ def measure_command(
     The pictures of a folder are moved by elements of the group; every figure has a 95% interval.
     """
     asked_group, asked_range = read_group(group), read_range(within)
-    net = opened(model, trust_remote_code)
+    net = opened(model, trust_remote_code, wide=True)
     asked_group = asked_group or own_group(net)
     asked_range = own_range(net) if asked_range is None else asked_range
     images = open_images(data, net, size=size, limit=limit, seed=seed, batch=batch_size)
@@ -251,7 +254,7 @@ def report_command(
     from softequiv import report
 
     asked_group, asked_range = read_group(group), read_range(within)
-    net = opened(model, trust_remote_code)
+    net = opened(model, trust_remote_code, wide=True)
     asked_group = asked_group or own_group(net)
     asked_range = own_range(net) if asked_range is None else asked_range
     images = open_images(data, net, size=size, limit=limit, seed=seed, batch=limit)

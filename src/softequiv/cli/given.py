@@ -12,21 +12,22 @@ from typing import Any, cast, get_args
 import typer
 from torch import nn
 
-from softequiv.adapt.opening import open_model
+from softequiv.adapt.opening import in_float32, open_model
 from softequiv.adapt.plan import Scope
 from softequiv.certify import Certificate, StatisticalCertificate
 from softequiv.certify.certificate import group_of, target_ranges
 from softequiv.certify.kept import text_of
-from softequiv.errors import GroupError
+from softequiv.errors import GroupError, SoftEquivError
 from softequiv.groups import Group, parse_group, parse_range
 from softequiv.reps import Action
 
 
-def opened(name: str, trust_remote_code: bool) -> nn.Module:
-    """The model of that name; a bar is shown for downloads only."""
+def opened(name: str, trust_remote_code: bool, *, wide: bool = False) -> nn.Module:
+    """The model of that name, if `wide` in float32 where its weights are halves; a bar is shown for downloads only."""
     if Path(name).is_dir() or not sys.stderr.isatty():
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    return open_model(name, trust_remote_code=trust_remote_code)
+    net = open_model(name, trust_remote_code=trust_remote_code)
+    return in_float32(net) if wide else net
 
 
 def read_group(text: str | None) -> Group | None:
@@ -55,6 +56,8 @@ def own_range(model: nn.Module) -> float | None:
 
 def read_certificate(path: Path) -> Certificate | StatisticalCertificate:
     """The certificate in a file, of weights or of answers."""
+    if not path.is_file():
+        raise SoftEquivError(f"there is no certificate {path}; softequiv certify MODEL -o {path} writes one")
     with contextlib.suppress(ValueError, AttributeError):
         if json.loads(text_of(path)).get("kind") == "statistical":
             return StatisticalCertificate.load(path)
@@ -75,6 +78,8 @@ def asked(
     """What `plan` and `soften` of the library take, from what a shell gives; the pictures are not opened yet."""
     if scope in get_args(Scope) and (scope == "network") != (data is not None):
         raise typer.BadParameter("--scope network and --data, the pictures to measure it on, belong together")
+    if error is not None and softness is None and within is None:
+        raise typer.BadParameter("--error needs --within, such as 30deg")
     if (softness is None) == (error is None) or (error is None) != (within is None):
         raise typer.BadParameter("say how equivariant in one way: --softness, or --error together with --within")
     return {

@@ -184,7 +184,7 @@ def held_shown(result: Mapping[str, Any]) -> list[Text]:
         return []
     told = "held at {target:g}: in the end price {price:.4g}, error {error:.4g} on training batches"
     kept = result["history"][-1 if result["recipe"]["keep"] == "last" else result["best"]]
-    lines = [Text(told.format(**held))]
+    lines = [Text(told.format(**held)), Text(f"{OVER}: how far the error lies above the target, as a share of it")]
     if (over := kept.get(OVER, 0.0)) > SLACK:
         missed = f"the target was not kept: the error of the model that was written is {1 + over:.3g} times as large"
         lines.append(Text(f"{missed}; train longer, or hold a larger one", style="yellow"))

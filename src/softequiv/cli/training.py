@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 import warnings
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -11,6 +13,7 @@ import typer
 from rich.text import Text
 
 from softequiv.adapt import soften
+from softequiv.adapt.checkpoint import RECIPE
 from softequiv.certify.certificate import group_of
 from softequiv.cli import options, tables
 from softequiv.cli.app import Answer, command
@@ -85,7 +88,7 @@ def train_command(
     }
     result = finished(out, decided)
     if result is None:
-        net = opened(model, trust_remote_code)
+        net = opened(model, trust_remote_code, wide=True)
         pictures = open_task(data, net, size=size, seed=settings.seed, named=not new_head)
         for note in pictures.notes if is_main() else ():
             warnings.warn(note, stacklevel=2)
@@ -100,8 +103,16 @@ def train_command(
     if not is_main():
         return Answer({}, ())
     home = out / MODEL
-    last = Text(f"written to {home} and {out / 'result.json'}; next: softequiv certify {home}")
+    last = Text(f"written to {home} and {out / 'result.json'}; next: {certifying(home, result['judged'])}")
     return Answer({**result, "out": str(out)}, (*tables.training_shown(result), last))
+
+
+def certifying(model: Path, judged: Mapping[str, Any]) -> str:
+    """The command that certifies a model that was written: its weights where they are soft, else its answers."""
+    if (model / RECIPE).is_file():
+        return f"softequiv certify {model}"
+    within = "" if judged["within"] is None else f" --within {judged['within']}"
+    return f"softequiv certify {model} --group {shlex.quote(judged['group'])}{within} --data HELD_OUT"
 
 
 def settings_of(file: Path | None, given: dict[str, Any]) -> Recipe:

@@ -31,6 +31,7 @@ from softequiv.experiments.watched import watched
 
 FORMAT = 1  # raised when a cell of the same settings would mean something else; other random draws do not
 CAUSES = 3  # how many causes of failed cells are told
+DATA = "SOFTEQUIV_DATA"  # is named where a cell does not find its data
 
 Settings = Mapping[str, Any]
 Figures = dict[str, Any]
@@ -104,7 +105,8 @@ def run_cells(cells: Sequence[Cell], work: Work, folder: Path, *, runner: Runner
     """All rows, in the order of the cells: read where there is a file, computed by `work(settings)` where not.
 
     `work` is a function of a module, which processes can import; the runner is by default this machine, one
-    cell after another. A cell that fails does not stop the others; what went wrong is told at the end.
+    cell after another. A cell that fails does not stop the others, and what went wrong is told at the end; but where
+    the first one does not find its data, no other is tried.
     """
     folder.mkdir(parents=True, exist_ok=True)
     waiting = [cell for cell in cells if read_row(folder, cell) is None]
@@ -113,7 +115,9 @@ def run_cells(cells: Sequence[Cell], work: Work, folder: Path, *, runner: Runner
     chosen = runner or Here()
     failed: list[tuple[Cell, str]] = []
     with watched(len(waiting), chosen.standing) as tell:
-        for cell, problem in chosen(waiting, work, folder):
+        for number, (cell, problem) in enumerate(chosen(waiting, work, folder)):
+            if number == 0 and DATA in problem:
+                raise SoftEquivError(f"{problem.partition(': ')[2]}; none of {len(waiting)} cells was computed")
             tell(cell.name, problem)
             if problem:
                 failed.append((cell, problem))
@@ -157,11 +161,14 @@ class Here:
         context = multiprocessing.get_context("spawn")
         with ProcessPoolExecutor(self.jobs, mp_context=context, initializer=alone) as pool:
             futures: dict[Future[str], Cell] = {pool.submit(compute, cell, work, folder): cell for cell in cells}
-            for future in as_completed(futures):
-                try:
-                    yield futures[future], future.result()
-                except BrokenProcessPool:
-                    yield futures[future], "its process died, perhaps for want of memory; run again with fewer jobs"
+            try:
+                for future in as_completed(futures):
+                    try:
+                        yield futures[future], future.result()
+                    except BrokenProcessPool:
+                        yield futures[future], "its process died, perhaps for want of memory; run again with fewer jobs"
+            finally:
+                pool.shutdown(cancel_futures=True)  # where nobody asks for the others
 
     def standing(self) -> str | None:
         """How many processes there are."""

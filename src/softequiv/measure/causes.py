@@ -72,7 +72,10 @@ class Circumstances:
     def remedy(self, name: str) -> str:
         """What to do about a weight that the group moves."""
         if name in self.soft:
-            return f"filter it more: set_softness(model, ..., only=[{name!r}])"
+            return (
+                f"filter it more: set_softness(model, ..., only=[{name!r}]); where it has an error target, which that "
+                "would drop, bake the model and soften it again with a smaller error for this weight"
+            )
         if name in self.fixed:
             return f"soften cannot filter it as it is: {self.fixed[name]}"
         first = "bake the model, then " if self.soft else ""

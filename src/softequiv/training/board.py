@@ -9,6 +9,8 @@ from typing import Any
 from softequiv.errors import SoftEquivError
 from softequiv.training.loop import LOG
 
+BOARD = "tensorboard"  # the folder of what TensorBoard reads
+
 
 class Board:
     """Writes each new line of a training's log for TensorBoard; call it after steps, and once at the end."""
@@ -20,7 +22,7 @@ class Board:
             raise SoftEquivError("TensorBoard is not installed: pip install 'softequiv[tensorboard]'") from missing
         self.log, self.changed = folder / LOG, 0
         self.shown = len(self._lines())
-        self.writer: Any = SummaryWriter(str(folder / "tensorboard"))
+        self.writer: Any = SummaryWriter(str(folder / BOARD))
 
     def __call__(self, step: int = 0) -> None:
         """Show what the log has gained."""

@@ -24,6 +24,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from softequiv._files import clear_unfinished, written_whole
 from softequiv.actions import Moves
+from softequiv.adapt.opening import HALF, in_float32
 from softequiv.asking.answers import tensor_of
 from softequiv.errors import SoftEquivError
 from softequiv.measure.progress import progress
@@ -89,8 +90,9 @@ def fit(
     they have a `state_dict` of tensors; a later call with the same arguments goes on from there and ends with the same
     weights. It may have other processes than the first: a step then takes the same examples, in the same batches where
     the processes divide their number, and in smaller ones where not. Weights softened in project mode are held to their
-    constraint. Where the objective holds a target, the best are the best of those weights that keep it within a fifth:
-    before the price has had its effect, accuracy may well be higher.
+    constraint. Weights in half precision are made float32 and stay so, since small steps would be lost in them; with
+    bf16 the passes alone compute in it. Where the objective holds a target, the best are the best of those weights that
+    keep it within a fifth: before the price has had its effect, accuracy may well be higher.
 
     >>> from softequiv.actions import Still
     >>> from softequiv.groups import C
@@ -167,7 +169,7 @@ class _Run:
         after_step: Sequence[Callable[[int], None]],
     ) -> None:
         self.accelerator = accelerator = _accelerator(recipe)
-        self.model, self.recipe, self.moves = model.to(accelerator.device), recipe, moves
+        self.model, self.recipe, self.moves = _wide(model.to(accelerator.device)), recipe, moves
         self.objective, self.transform, self.folder, self.after_step = objective, transform, folder, after_step
         with_state: list[Any] = [part for part in (objective, *after_step) if hasattr(part, "state_dict")]
         self.kept = {f"kept-{number}": part for number, part in enumerate(with_state)}
@@ -217,6 +219,7 @@ class _Run:
             generator = _seeded(recipe.seed, step, number)
             _seed_dropout(generator.initial_seed(), accelerator.device)
             x, y = self.task.train.in_epoch(epoch).batch(chosen)
+            x = x.float() if x.dtype in HALF else x
             if self.transform is not None:
                 x, y = self.transform(x, y, generator)
             share = len(chosen) * processes / examples  # processes are averaged
@@ -403,6 +406,16 @@ def _accelerator(recipe: Recipe) -> Any:
             "would train alone; start them with torchrun or accelerate launch"
         )
     return accelerator
+
+
+def _wide(model: nn.Module) -> nn.Module:
+    """The model with float32 where it had halves; once sharded it must have come so."""
+    if not isinstance(model, FSDPModule):
+        return in_float32(model)
+    found = next((weight.dtype for weight in model.parameters() if weight.dtype in HALF), None)
+    if found is not None:
+        raise SoftEquivError(f"the weights of the sharded model are {found}; call model.float() before fully_shard")
+    return model
 
 
 @lru_cache(maxsize=2)

@@ -9,7 +9,8 @@ import copy
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from torch import nn
 
 from softequiv._files import written_whole
 from softequiv.actions import Moves, Pictures, Still
-from softequiv.adapt.opening import save_model
+from softequiv.adapt.opening import in_float32, save_model
 from softequiv.baselines.augmentation import Augmented
 from softequiv.baselines.penalty import Penalised
 from softequiv.certify.certificate import versions
@@ -28,7 +29,7 @@ from softequiv.groups import Group
 from softequiv.holding import HeldByMeasurement
 from softequiv.tasks.classification import Classification
 from softequiv.tasks.segmentation import MASKS, Segmentation
-from softequiv.training.board import Board
+from softequiv.training.board import BOARD, Board
 from softequiv.training.heads import check_answers
 from softequiv.training.loop import CHECKPOINT, Objective, fit, plain
 from softequiv.training.recipe import Recipe
@@ -101,6 +102,7 @@ def tune(
 
     `asked` is what decided model and task, as JSON can hold it; `pictures` is what `save_model` writes of them.
     """
+    model = in_float32(model)
     check_answers(model, task)
     known, unseen = (Moves(task.acts, turns.group, turns.within, count=POOL, seed=recipe.seed + i) for i in (0, 1))
     known(task.train.batch(torch.zeros(1, dtype=torch.long))[0], torch.zeros(1, dtype=torch.long))  # can they act?
@@ -109,23 +111,21 @@ def tune(
     if turns.hold is not None:
         held = HeldByMeasurement(known, turns.hold, outputs=outputs, targets=labels if turns.trained else None)
     objective: Objective = held or (Penalised(known, turns.penalty, outputs, "kl") if turns.penalty else plain)
-    if is_main():
-        folder.mkdir(parents=True, exist_ok=True)
-        _write(folder / ASKED, asked)
     whole = copy.deepcopy(model)  # FSDP2 does not give back the model that it shards
-    watched = [Board(folder)] if tensorboard and is_main() else []
     # a held target learns from moved pictures beside upright ones
     augmented = Augmented(known, known.on(labels)) if turns.trained and held is None else None
-    fitted = fit(
-        model,
-        task,
-        recipe,
-        known,
-        objective=objective,
-        transform=augmented,
-        folder=folder,
-        after_step=watched,
-    )
+    with _asked(folder, asked):
+        watched = [Board(folder)] if tensorboard and is_main() else []
+        fitted = fit(
+            model,
+            task,
+            recipe,
+            known,
+            objective=objective,
+            transform=augmented,
+            folder=folder,
+            after_step=watched,
+        )
     for board in watched:
         board()
     task = task.to(fitted.device)
@@ -153,6 +153,22 @@ def tune(
             save_model(whole.cpu(), folder / MODEL, pictures=pictures)
         _write(folder / RESULT, result)
     return result
+
+
+@contextmanager
+def _asked(folder: Path, asked: Mapping[str, Any]) -> Iterator[None]:
+    """A folder that says what was asked, unless the training ends in an error before it is saved: then there is nothing
+    to go on with, and another one may take its place."""
+    if is_main():
+        folder.mkdir(parents=True, exist_ok=True)
+        _write(folder / ASKED, asked)
+    try:
+        yield
+    except BaseException:
+        if is_main() and not (folder / CHECKPOINT).is_file():
+            (folder / ASKED).unlink(missing_ok=True)
+            shutil.rmtree(folder / BOARD, ignore_errors=True)
+        raise
 
 
 def _read(path: Path) -> Figures | None:
