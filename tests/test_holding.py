@@ -16,8 +16,7 @@ from torch.nn import functional
 
 import softequiv as se
 from digits import digits, trained
-from softequiv.actions import Moves, Pictures
-from softequiv.asking import kl_divergence
+from softequiv.actions import Moves, Pictures, Points, Still, Tokens
 from softequiv.baselines.penalty import Penalised
 from softequiv.errors import SoftEquivError, WeightError
 from softequiv.gains import least_distortion
@@ -209,6 +208,57 @@ def test_numbers_of_numpy_and_torch_are_numbers(number: Any) -> None:
     assert mixture.bound(number) == 0.75
     noisy(se.soften(reader(), "C4", softness=1.0), "90deg", number)
     assert split_target(net, number, x, QUARTERS, "90deg") == split_target(net, 0.5, x, QUARTERS, "90deg")
+
+
+def test_what_moves_samples_must_be_moves() -> None:
+    with pytest.raises(SoftEquivError, match=r"such as Moves\(Pictures\(\), 'C4'\); got 'C4', a str"):
+        HeldByMeasurement("C4", 0.1)  # type: ignore[arg-type]
+
+
+def test_a_batch_without_samples_is_refused() -> None:
+    held, nothing = HeldByMeasurement(QUARTERS, 0.1), torch.rand(0, 1, 8, 8)
+    for ask in (
+        lambda: held.term(reader(), nothing),
+        lambda: held(reader(), nothing, torch.zeros(0).long(), functional.cross_entropy),
+    ):
+        with pytest.raises(SoftEquivError, match=r"a batch of \(0, 1, 8, 8\) has no sample"):
+            ask()
+    assert held.calls == 0
+
+
+class Shaped(nn.Module):
+    """Answers of any shape, which change as the samples move."""
+
+    def __init__(self, *shape: int) -> None:
+        super().__init__()
+        self.shape = shape
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.flatten(1)[:, :1].expand(-1, math.prod(self.shape)).unflatten(1, self.shape)
+
+
+@pytest.mark.parametrize(
+    ("shape", "outputs"), [((1,), Still()), ((5, 2), Still()), ((5, 2), Points()), ((1, 8, 8), Pictures())], ids=str
+)
+def test_a_kl_of_what_is_no_class_score_is_refused(shape: tuple[int, ...], outputs: se.Acts) -> None:
+    """Of one number the softmax is 1 whatever happens, and an error of 0 would be reported."""
+    x = torch.rand(6, 1, 8, 8)
+    held = HeldByMeasurement(QUARTERS, 0.1, outputs=outputs)
+    with pytest.raises(SoftEquivError, match=r"a KL is taken of class scores.*give divergence='squared'"):
+        held.term(Shaped(*shape), x)
+    assert held.calls == 0 and math.isnan(held.error)
+    squared = HeldByMeasurement(QUARTERS, 0.1, outputs=outputs, divergence="squared")
+    squared.term(Shaped(*shape), x)
+    assert squared.error > 0
+
+
+@pytest.mark.parametrize(
+    ("shape", "outputs"), [((2,), Still()), ((4, 3), Tokens(2, 2)), ((3, 8, 8), Pictures())], ids=str
+)
+def test_class_scores_of_samples_tokens_and_pixels_have_a_kl(shape: tuple[int, ...], outputs: se.Acts) -> None:
+    held = HeldByMeasurement(QUARTERS, 0.1, outputs=outputs)
+    held.term(Shaped(*shape), torch.rand(6, 1, 8, 8))
+    assert held.calls == 1
 
 
 def test_an_error_that_is_no_number_is_refused() -> None:
@@ -445,6 +495,18 @@ def test_a_baked_model_is_plain_and_has_no_noise(copied: bool, mode: str) -> Non
     assert torch.equal(net(x), net(x))
 
 
+@pytest.mark.parametrize("soft", [{"softness": 0.5}, {"softness": 1.0}])
+def test_noise_without_a_known_size_is_refused(soft: dict[str, float]) -> None:
+    """A bilinear turn cannot be undone, and what it does to a weight is bounded by no number that could be used."""
+    net = nn.Sequential(nn.Conv2d(1, 4, 5), nn.Flatten(), nn.Linear(25, 4))
+    se.soften(net, "C8", action="bilinear", **soft)
+    with pytest.raises(WeightError, match=r"0\.weight has a certified error of .*skip=\['0\.weight'\]"):
+        noisy(net, "90deg")
+    exact = se.soften(nn.Conv2d(1, 4, 5), "C8", **soft)
+    noisy(exact, "90deg")
+    assert bool(torch.isfinite(exact(torch.rand(2, 1, 9, 9))).all())
+
+
 def test_what_noise_is_to_skip_must_exist() -> None:
     net = se.soften(nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3)), "SO(2)", softness=1.0)
     with pytest.raises(SoftEquivError, match=r"'2\.wieght' names no soft weight; close to it: 2\.weight"):
@@ -519,6 +581,31 @@ def test_layers_that_cannot_be_limited_are_named() -> None:
         assert len(limit_gain(net, 2.0, skip=[f"{name}.weight"]).limits) == 2
 
 
+@pytest.mark.parametrize("sizes", [{}, {"kdim": 6, "vdim": 4}])
+def test_the_projections_inside_attention_are_limited(sizes: dict[str, int]) -> None:
+    net = nn.MultiheadAttention(8, 2, **sizes)
+    limit, before = limit_gain(net), norms(net)
+    assert set(limit.limits) == set(before)
+    with torch.no_grad():
+        for weight in net.parameters():
+            weight.mul_(7)
+    limit()
+    assert norms(net) == pytest.approx(before, rel=1e-3)
+    assert set(limit_gain(net, only=["out_proj.*"]).limits) == {"out_proj.weight"}
+
+
+def test_a_limit_exceeds_the_factor_by_what_the_docs_say() -> None:
+    """At worst: of a norm that all directions share, one alone is left."""
+    layer = nn.Linear(768, 768, bias=False)
+    with torch.no_grad():
+        layer.weight.copy_(torch.eye(768))
+    limit = limit_gain(layer)
+    with torch.no_grad():
+        layer.weight.zero_()[0, 0] = 9.0
+    limit()
+    assert 1.05 < float(torch.linalg.matrix_norm(layer.weight.detach(), 2)) < 1.06
+
+
 def test_limits_survive_an_interruption() -> None:
     net = reader()
     limit = limit_gain(net)
@@ -545,6 +632,39 @@ def test_only_soft_weights_norms_and_head_learn() -> None:
         freeze_rest(model, learn=["classifier.wieght"])
     with pytest.raises(SoftEquivError, match="no soft weights"):
         freeze_rest(reader())
+
+
+class Headed(nn.Module):
+    """Heads that stand before what they read from."""
+
+    def __init__(self, *heads: str, outputs: int = 3) -> None:
+        super().__init__()
+        for name in heads:
+            setattr(self, name, nn.Linear(16, outputs))
+        self.embed, self.body = nn.Conv2d(1, 8, 3), nn.Linear(8, 16)
+
+
+class Telling(Headed):
+    """Heads that the model itself names."""
+
+    def get_classifier(self) -> Any:
+        return self.first, self.second
+
+
+def test_the_head_learns_wherever_it_stands() -> None:
+    def learning(net: nn.Module, learn: tuple[str, ...] = ()) -> set[str]:
+        names = freeze_rest(se.soften(net, "C4", softness=0.5), learn)
+        return {name.partition(".")[0] for name in names} - {"embed"}
+
+    assert learning(Headed("head")) == {"head"}
+    assert learning(Telling("first", "second")) == {"first", "second"}
+    with pytest.raises(SoftEquivError, match=r"each of first, second may be the head.*learn=\['first\.\*'\]"):
+        learning(Headed("first", "second"))
+    assert learning(Headed("first", "second"), ("second",)) == {"second"}
+    assert learning(Headed("first", outputs=16)) == {"body"}  # outputs that a layer takes: the last one, as ever
+    maps = Headed("scale", outputs=32)
+    maps.last = nn.Conv2d(8, 3, 1)
+    assert learning(maps) == {"last"}
 
 
 def test_lora_on_untouched_layers_leaves_soft_ones_alone() -> None:
@@ -598,6 +718,25 @@ def test_the_bound_is_never_violated_and_attained() -> None:
                 assert float(found.max()) == pytest.approx(mixture.bound(), abs=1e-5)
 
 
+class Level(nn.Module):
+    """Ten classes, all alike whatever is shown, in the precision of the input."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.arange(10.0).to(x).expand(len(x), 10)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("eps", [1e-4, 1e-2])
+def test_the_bound_holds_in_half_precision(dtype: torch.dtype, eps: float) -> None:
+    """The strict part is exact here, so that nothing but the mixture rounds."""
+    x = torch.rand(500, 1, 8, 8, generator=torch.Generator().manual_seed(0)).to(dtype)
+    mixture = Mixture(Level(), Fickle(), eps)
+    found = total_variation(mixture(x), mixture(x.rot90(1, (-2, -1))))
+    assert mixture(x).dtype == torch.float32
+    assert 0.99 * eps < float(found.max()) <= mixture.bound() + 1e-6
+
+
 @torch.no_grad()
 def test_the_bound_counts_what_the_strict_part_moves() -> None:
     x, strict = torch.rand(200, 1, 8, 8), reader(2)
@@ -631,6 +770,11 @@ def test_a_shared_trunk_is_asked_once() -> None:
 def test_wrong_mixtures_are_refused() -> None:
     with pytest.raises(SoftEquivError, match="from 0 to 1"):
         Mixture(nn.Identity(), nn.Identity(), 1.2)
+    for parts in ((lambda x: x, nn.Identity()), (nn.Identity(), lambda x: x)):
+        with pytest.raises(SoftEquivError, match="torch modules; got function: wrap"):
+            Mixture(*parts, 0.1)
+    with pytest.raises(SoftEquivError, match="torch modules; got str"):
+        Mixture(nn.Identity(), nn.Identity(), 0.1, trunk="trunk")
     with pytest.raises(SoftEquivError, match="answer alike"):
         Mixture(nn.Linear(2, 3), nn.Linear(2, 4), 0.5)(torch.rand(1, 2))
     with pytest.raises(SoftEquivError, match="between 0 and 1"):
@@ -668,20 +812,42 @@ def pooled_reader() -> nn.Module:
 @pytest.mark.parametrize("part", [0.5, 0.1, 0.01])
 def test_the_split_network_meets_its_target(pooled_reader: nn.Module, part: float) -> None:
     x = digits()[0][:300]
-    moved = QUARTERS(x, QUARTERS.cycle(0, len(x)))
-
-    def error(net: nn.Module) -> float:
-        with torch.no_grad():
-            return float(kl_divergence(net(x), net(moved)).mean())
-
     before = {name: value.clone() for name, value in pooled_reader.state_dict().items()}
-    target = part * error(pooled_reader)
+    target = part * turned_kl(pooled_reader, x)
     errors = split_target(pooled_reader, target, x, QUARTERS, se.degrees(90))
     net = softened(pooled_reader, errors)
-    assert 0.9 * target < error(net) <= 1.001 * target
+    assert 0.9 * target < turned_kl(net, x) <= 1.001 * target
     found = {weight.name: weight.error for weight in se.certify(net, se.degrees(90)).weights}
     assert all(found[name] <= eta + 1e-5 for name, eta in errors.items())
     assert all(torch.equal(value, before[name]) for name, value in pooled_reader.state_dict().items())
+
+
+@pytest.mark.parametrize("samples", [1, 2, 5])
+def test_few_samples_are_tried_on_every_turn(pooled_reader: nn.Module, samples: int) -> None:
+    """With the identity in the pool too, as `soften` has it, which asks for nothing."""
+    x = digits()[0][:samples]
+    target = 0.1 * turned_kl(pooled_reader, x)
+    errors = split_target(pooled_reader, target, x, Moves(Pictures(), "C4"), se.degrees(90))
+    assert 0.9 * target < turned_kl(softened(pooled_reader, errors), x) <= 1.001 * target
+
+
+def test_a_large_pool_is_drawn_from_and_a_still_one_refused(pooled_reader: nn.Module) -> None:
+    x, moves = digits()[0][:40], Moves(Pictures(), "SO(2)", "30deg", count=500)
+    network = copy.deepcopy(pooled_reader)
+    target = 0.3 * float(drawn_kl(network, x, moves))
+    errors = split_target(network, target, x, moves, se.degrees(30))
+    soft = se.soften(network, "SO(2)", error=errors, within=se.degrees(30))
+    assert 0.7 * target < float(drawn_kl(soft, x, moves)) < 1.3 * target  # over all elements, of which some are drawn
+    with pytest.raises(SoftEquivError, match="identity alone"):
+        split_target(pooled_reader, 0.1, x, Moves(Pictures(), "C4", elements=[se.C(4).identity]), se.degrees(90))
+
+
+@torch.no_grad()
+def drawn_kl(net: nn.Module, x: Tensor, moves: Moves) -> Tensor:
+    """mean KL[F(x) || F(g x)] over every element of a pool, from the formula."""
+    p = net(x).double().log_softmax(1)
+    q = torch.stack([net(moves(x, torch.full((len(x),), i))) for i in range(len(moves))]).double().log_softmax(2)
+    return (p.exp() * (p - q)).sum(2).mean()
 
 
 def test_a_target_above_the_error_asks_for_nothing(pooled_reader: nn.Module) -> None:

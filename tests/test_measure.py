@@ -16,7 +16,7 @@ import softequiv as se
 from softequiv.actions import Pictures, Points, Still, Vectors
 from softequiv.errors import SoftEquivError
 from softequiv.measure import jacobian, jacobian_norm, jacobian_square, measure
-from softequiv.measure.bootstrap import interval
+from softequiv.measure.bootstrap import combined, interval
 from softequiv.measure.lie import lie_derivative
 from softequiv.measure.measurement import mean_iou, overlaps
 from zoo import CASES
@@ -472,6 +472,46 @@ def test_intervals_cover_the_truth_as_often_as_they_say() -> None:
     assert 0.9 <= inside / 200 <= 0.98
 
 
+@pytest.mark.parametrize("n", [5, 20, 60, 300])
+@pytest.mark.parametrize("rate", [0.5, 0.9, 0.98, 0.999])
+def test_intervals_of_rates_cover_at_least_as_often_as_they_say(n: int, rate: float) -> None:
+    """Exactly, over all outcomes of n coins by their probabilities; all right is no proof that all will be."""
+    missed = 0.0
+    for count in range(n + 1):
+        _, low, high = interval((torch.arange(n) < count).double())
+        missed += 0.0 if low <= rate <= high else math.comb(n, count) * rate**count * (1 - rate) ** (n - count)
+    assert missed <= 0.05
+    assert interval(torch.ones(n))[1] == pytest.approx(0.025 ** (1 / n)) and interval(torch.ones(n))[2] == 1
+
+
+def test_intervals_of_a_combined_accuracy_cover_at_least_as_often_as_they_say() -> None:
+    generator, inside = torch.Generator().manual_seed(0), 0
+    for _ in range(300):
+        right = torch.rand(40, 2, generator=generator) < torch.tensor([0.99, 0.95])
+        _, low, high = interval(right.double(), combined)
+        inside += low <= math.sqrt(0.99 * 0.95) <= high < 1.0001
+    assert inside / 300 >= 0.95
+
+
+@pytest.mark.parametrize(("n", "least"), [(20, 0.85), (200, 0.92)])
+def test_intervals_of_skew_means_cover_about_as_often_as_the_docs_say(n: int, least: float) -> None:
+    generator, inside = torch.Generator().manual_seed(0), 0
+    for trial in range(300):
+        _, low, high = interval(torch.rand(n, generator=generator).log().neg(), resamples=400, seed=trial)
+        inside += low <= 1 <= high
+    assert least <= inside / 300 <= 0.98
+
+
+def test_a_table_of_few_samples_says_that_its_intervals_are_approximate() -> None:
+    few, many = (str(measure(classifier(), drawn(n, 2, 9, 9), "C4", jacobians=0)) for n in (99, 100))
+    assert "95% interval (bootstrap, approximate)" in few and "approximate" not in many
+
+
+def test_a_soft_model_is_measured_for_its_own_group() -> None:
+    net = se.soften(classifier(), "C4", softness=0.5)
+    assert measure(net, drawn(4, 2, 9, 9)) == measure(net, drawn(4, 2, 9, 9), "C4")
+
+
 def test_a_mean_iou_lies_in_its_interval_though_resamples_miss_classes() -> None:
     """Six pictures with a class each of their own: most resamples lack one of them."""
     for seed in range(20):
@@ -722,6 +762,9 @@ GOOD = (drawn(4, 2, 9, 9), torch.tensor([0, 1, 2, 0]))
         (classifier(), GOOD, "C4", {"elements": [se.SO(2).element(1.0)]}, "elements of C4"),
         (Affine(4, 4), drawn(2, 4), "SO(2)", {"acts": Vectors(2 * se.vector(se.SO(2)))}, "target="),
         (len, GOOD, "C4", {}, "must be a torch module"),
+        (len, GOOD, None, {}, "no soft weights: say for which group"),
+        (classifier(), GOOD[0], None, {}, "no soft weights: say for which group"),
+        (classifier(), "C4", GOOD[0], {}, r"got a tensor of \(4, 2, 9, 9\): the data come before the group$"),
         (classifier(), GOOD, "C4", {"target": Vectors(3 * se.scalar(se.C(4)))}, "leave the labels out"),
         (nn.Sequential(classifier(), nn.Threshold(1e9, 0.0)), GOOD[0], "C4", {}, "answer is zero at 4 samples"),
         (
@@ -733,6 +776,6 @@ GOOD = (drawn(4, 2, 9, 9), torch.tensor([0, 1, 2, 0]))
         ),
     ],
 )
-def test_bad_input_gets_a_sentence(model: Any, data: Any, group: str, options: dict[str, Any], words: str) -> None:
+def test_bad_input_gets_a_sentence(model: Any, data: Any, group: Any, options: dict[str, Any], words: str) -> None:
     with pytest.raises(SoftEquivError, match=words):
         measure(model, data, group, **options)

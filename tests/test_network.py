@@ -245,6 +245,7 @@ def test_other_actions_on_pixels_are_certified_as_they_are(action_name):
     se.soften(net, "SO(2)", softness=0.3, grids={"1": (1, 5, 5)}, action=action_name).double()
     x, grid = torch.randn(50, 1, 5, 5, dtype=torch.float64), se.grid(se.SO(2), 5, 5, action=action_name)
     certificate = certify_network(net, "SO(2)", se.degrees(20), x[:1])
+    assert certify_network(net, "SO(2)", "20deg", x[:1]) == certificate
     with torch.no_grad():
         for degrees in (-20, -7, 13, 20):
             turned = (x.flatten(1) @ grid.rho(se.SO(2).element(math.radians(degrees))).mT).reshape(x.shape)

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import softequiv as se
-from softequiv.actions import Pictures
+from softequiv.actions import Pictures, Vectors
 from softequiv.errors import GroupError, SoftEquivError
 from softequiv.holding import Mixture, OrbitMean, total_variation
 
@@ -62,6 +62,20 @@ def test_no_bound_is_given_for_groups_that_resample(group: str) -> None:
     ):
         dial.bound()
     assert dial.bound(0.2) == 0.2
+
+
+@torch.no_grad()
+def test_no_bound_is_given_for_vectors_that_are_no_representation_exactly() -> None:
+    torch.manual_seed(0)
+    rep = se.grid(se.C(8), 5, 5, action="bilinear")
+    net, x = nn.Sequential(nn.Flatten(), nn.Linear(25, 3)).double(), 3 * torch.randn(200, 5, 5, dtype=torch.float64)
+    dial = Mixture.over_orbit(net, "C8", 0.05, acts=Vectors(rep)).eval()
+    moved = (Vectors(rep)(x, g) for g in se.C(8).elements())
+    assert max(float(total_variation(dial(x), dial(y)).max()) for y in moved) > 0.1
+    assert not dial.strict.exact
+    with pytest.raises(SoftEquivError, match="eps bounds nothing"):
+        dial.bound()
+    assert Mixture.over_orbit(net, "C4", 0.05, acts=Vectors(se.grid(se.C(4), 5, 5))).bound() == 0.05
 
 
 @pytest.mark.parametrize(("training", "passes"), [(False, 4), (True, 2)])

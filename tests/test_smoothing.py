@@ -9,6 +9,7 @@ from torch import nn
 
 import softequiv as se
 from softequiv.actions import Pictures
+from softequiv.asking.proportion import proportion_upper
 from softequiv.certify.smoothing import (
     ABSTAINED,
     Smoothed,
@@ -16,7 +17,6 @@ from softequiv.certify.smoothing import (
     certify_smoothed,
     embedding_residual,
 )
-from softequiv.certify.statistical import proportion_upper
 from softequiv.errors import SoftEquivError
 from zoo import CASES
 
@@ -34,6 +34,18 @@ class Beside(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         flat = x.flatten(1)
         return self.last(torch.cat([self.first(flat).relu(), flat], 1))
+
+
+class Shared(nn.Module):
+    """What a layer gave, less what the batch has in common."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(16, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.first(x.flatten(1))
+        return h - h.mean(0).square()
 
 
 class Twice(nn.Module):
@@ -222,6 +234,61 @@ def test_a_vision_transformer_is_covered_once_its_positions_are_level():
     assert 0 < float(embedding_residual(net, layer, x).max()) < 0.01  # rounding alone
 
 
+@pytest.mark.parametrize("first", [nn.ReLU(), nn.Hardtanh(0, 1), nn.Hardtanh(-1, 1), nn.Hardtanh(-106, 106)], ids=str)
+def test_a_layer_behind_what_changes_moved_pictures_alone_is_refused(first):
+    """Black and white pictures pass such functions as they are, and noise the last one; turned ones overshoot."""
+    most = getattr(first, "max_val", 1)
+    x = min(most, 100) * (torch.rand(20, 1, 8, 8, generator=torch.Generator().manual_seed(0)) > 0.5).float()
+    assert torch.equal(first(x), x)
+    net = nn.Sequential(nn.Flatten(), first, nn.Linear(64, 4), nn.Linear(4, 2))
+    se.soften(net, "SO(2)", softness=0.0, grids={"2": (1, 8, 8)})
+    with pytest.raises(SoftEquivError, match="2 does not take the input itself"):
+        embedding_residual(net, "2", x, within=se.degrees(30))
+
+
+def test_a_layer_behind_a_clamp_is_refused_where_elements_only_permute_too():
+    net = nn.Sequential(nn.Flatten(), nn.ReLU(), nn.Linear(16, 4), nn.Linear(4, 2))
+    with pytest.raises(SoftEquivError, match="2 does not take the input itself"):
+        embedding_residual(net, "2", X.abs(), "C4", grids={"2": (1, 4, 4)})
+
+
+def test_a_layer_that_rounds_more_coarsely_than_its_weight_is_refused():
+    net = se.soften(mlp(), "C4", softness=0.0, grids={"1": (1, 4, 4)})
+    with (
+        torch.autocast("cpu", torch.bfloat16),
+        pytest.raises(SoftEquivError, match="rounding is not known"),
+    ):
+        certify_smoothed(Smoothed(net, "1", 0.5), X)
+    assert float(embedding_residual(net.bfloat16(), "1", X).max()) > 1e-3  # where its rounding is known, it counts
+
+
+@pytest.mark.parametrize("offset", [0.0, 1e5])
+def test_an_offset_of_all_scores_hides_nothing(offset):
+    """In float32, with scores far larger than their differences, on which alone classes depend."""
+
+    class Offset(nn.Module):
+        def __init__(self, inner: nn.Module) -> None:
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.inner(x) + offset
+
+    torch.manual_seed(0)
+    with pytest.raises(SoftEquivError, match="tell its patches"):
+        embedding_residual(Offset(Patches(positions=True)), "inner.embed", torch.randn(5, 1, 8, 8), "C4")
+    with pytest.raises(SoftEquivError, match="depend on the input also beside"):
+        embedding_residual(Offset(Beside()), "inner.first", X, "C4", grids={"inner.first": (1, 4, 4)})
+
+
+def test_a_picture_of_one_patch_is_covered():
+    net, x = se.soften(Patches(), "C4", softness=0.5), torch.randn(5, 1, 2, 2)
+    bound = embedding_residual(net, "embed", x)
+    with torch.no_grad():
+        change = (net.embed(x.rot90(1, (-2, -1))) - net.embed(x)).flatten(1).norm(dim=1)
+    assert bool((change <= bound).all()) and float(change.max()) > 0.1 * float(bound.max())
+
+
 def sigmoid_first() -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Sigmoid(), nn.Linear(16, 4), nn.Linear(4, 2))
 
@@ -248,6 +315,19 @@ X = torch.randn(3, 1, 4, 4, generator=torch.Generator().manual_seed(0))
         (lambda: embedding_residual(Patches(), "embed", torch.randn(2, 1, 9, 9), "C4"), "whole square patches"),
         (lambda: Smoothed(nn.Sequential(nn.Flatten(), nn.Linear(16, 1)), "1", 1.0)(X), "at least 2"),
         (lambda: embedding_residual(mlp(), "1", X * math.nan, "C4", **GRID), "NaN"),
+        (lambda: certify_smoothed(mlp(), X, "C4", **GRID), r"got Sequential: wrap it first, Smoothed\("),
+        (lambda: certify_smoothed(Smoothed(mlp(), "1", 1.0), X[:0], "C4", **GRID), r"at least one .* \(0, 1, 4, 4\)"),
+        (lambda: certify_smoothed(Smoothed(mlp(), "1", 1.0), [X], "C4", **GRID), "at least one sample; got list"),
+        (lambda: Smoothed(lambda x: x, "1", 1.0), "torch module; got function"),
+        (lambda: Smoothed(mlp(), "1", 1.0, seed=None), "a seed is a whole number"),
+        (lambda: certify_smoothed(Smoothed(mlp(), "1", 1.0), X, "C4", seed=None, **GRID), "a seed is a whole number"),
+        *(
+            (
+                lambda n=n: embedding_residual(Shared(), "first", X[:n], "C4", grids={"first": (1, 4, 4)}),
+                "others of its batch",
+            )
+            for n in (1, 3)
+        ),
     ],
 )
 def test_what_is_not_covered_is_refused_with_a_sentence(act, sentence):

@@ -9,12 +9,8 @@ from torch import nn
 
 import softequiv as se
 from softequiv.actions import Pictures, Points, Still
-from softequiv.certify.statistical import (
-    StatisticalCertificate,
-    mean_upper,
-    model_digest,
-    proportion_upper,
-)
+from softequiv.asking.proportion import proportion_upper
+from softequiv.certify.statistical import StatisticalCertificate, how_drawn, mean_upper, model_digest
 from softequiv.errors import SoftEquivError
 
 DELTA, DRAWS = 0.05, 600
@@ -325,6 +321,102 @@ def test_the_table_says_what_is_certified_and_how():
         assert part in text
 
 
+J = torch.tensor([[0.0, -1.0], [1.0, 0.0]])
+FLIP = torch.diag(torch.tensor([1.0, -1.0]))
+
+
+@pytest.mark.parametrize(
+    ("group", "within", "words"),
+    [
+        (se.SO(2), math.inf, "from the Haar measure"),
+        (se.SO(2) * se.C(4), math.inf, "from the Haar measure"),
+        (se.C(8) * se.C(4), se.degrees(90), "uniform over the elements in range, the identity among them"),
+        (se.SO(3), se.degrees(30), "coordinates uniform in the ball of the range"),
+        (se.group_from(lie=[J], covering_radius=math.pi), math.inf, "standard normal coordinates"),
+        (
+            se.group_from(lie=[J], steps=[FLIP], covering_radius=4.0),
+            math.inf,
+            "standard normal coordinates, each step up to 2 times either way",
+        ),
+        (
+            se.group_from(lie=[J], name="mine", covering_radius=math.pi) * se.C(4),
+            math.inf,
+            "mine: standard normal coordinates; C4: uniform over the elements in range, the identity among them",
+        ),
+        (
+            se.O(2),
+            2.0,
+            "steps one after another of those that still fit the range, or no more, then coordinates uniform in the "
+            "ball of what is left",
+        ),
+        (
+            se.SO(2) * se.C(4),
+            se.degrees(90),
+            "SO(2): coordinates uniform in the ball of the range; C4: uniform over the elements in range, the identity "
+            "among them",
+        ),
+    ],
+    ids=str,
+)
+def test_how_elements_are_drawn_is_said_as_it_is(group, within, words):
+    assert how_drawn(group, within) == words
+
+
+def test_an_angle_bounds_the_flow_whatever_steps_are_taken():
+    assert how_drawn(se.O(2), se.degrees(30)).endswith("the ball of what is left, at most 30deg")
+
+
+def test_a_group_given_by_generators_is_not_said_to_have_a_haar_measure():
+    class Right(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.stack([x[:, 0, 0], -x[:, 0, 0]], 1)
+
+    x = torch.tensor([1.0, 0.0]).expand(400, 1, 2)
+    mine = se.group_from(lie=[J], name="turns", covering_radius=math.pi)
+    found = {
+        group: se.certify(Right(), group=group, data=x, acts=Points(), target=Still()) for group in (mine, "SO(2)")
+    }
+    assert "standard normal" in str(found[mine]) and "Haar" not in str(found[mine])
+    assert found[mine]["flip rate"].bound < 0.4 < found["SO(2)"]["flip rate"].observed  # which are not one law
+
+
+class Mean(nn.Module):
+    """Answers by the mean of the batch, upper half less lower half."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        score = (x[..., :4, :] - x[..., 5:, :]).mean().expand(len(x))
+        return 1e3 * torch.stack([score, -score], 1)
+
+
+class First(nn.Module):
+    """Answers to every sample as to the first."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x[:1].flatten(1)[:, :3].expand(len(x), 3)
+
+
+def unsteady() -> nn.Module:
+    norm = nn.BatchNorm2d(1, track_running_stats=False)
+    return nn.Sequential(norm, nn.Flatten(), nn.Linear(81, 3))
+
+
+@pytest.mark.parametrize("model", [Mean(), First(), unsteady()], ids=lambda model: type(model).__name__)
+def test_answers_that_depend_on_the_rest_of_their_batch_are_refused(model):
+    with pytest.raises(SoftEquivError, match=r"changed with the others of its batch.*batch_size=1"):
+        se.certify(model, group="C4", data=pictures())
+    assert se.certify(model, group="C4", data=pictures(), batch_size=1).samples == 60
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("offset", [0.0, 100.0])
+def test_rounding_is_not_taken_for_the_rest_of_the_batch(dtype, offset):
+    net = classifier()
+    with torch.no_grad():
+        net[4].bias += offset
+    for batch_size in (7, 64):
+        assert se.certify(net.to(dtype), group="C4", data=pictures(), batch_size=batch_size).samples == 60
+
+
 class Broken(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x.flatten(1)[:, :3] / 0
@@ -349,6 +441,9 @@ class Broken(nn.Module):
         ({"model": lambda x: x}, "torch module"),
         ({"within": -1.0}, "range"),
         ({"group": None}, "say for which group"),
+        ({"foo": 1}, "certify has no setting foo; there are grids"),
+        ({"data": None, "foo": 1}, "certify has no setting foo; there are grids"),
+        ({"seed": None}, "a seed is a whole number"),
         ({"images": torch.zeros(1, 1, 9, 9)}, "images=... belongs to a certificate of weights"),
         ({"data": None, "confidence": 0.9}, "confidence=... belongs to a certificate over data"),
     ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import isfinite
 from typing import Literal, get_args
 
 import torch
@@ -40,6 +41,9 @@ class Vectors(Acts):
             )
         _check_floating(x, "vectors")
 
+    def exact(self, group: Group) -> bool:
+        return self.rep.exact
+
     def __call__(self, x: Tensor, g: Element) -> Tensor:
         self.check(g.group, x)
         return self._moved(x, self.rep.rho(g))
@@ -73,7 +77,7 @@ class Points(Acts):
     def __post_init__(self) -> None:
         if not (_is_point(self.centre) or self.centre in get_args(Centre)):
             raise SoftEquivError(
-                f"unknown centre {self.centre!r}; choose 'origin', 'mean', or the coordinates of a point"
+                f"unknown centre {self.centre!r}; choose 'origin', 'mean', or the finite coordinates of a point"
             )
 
     def check(self, group: Group, x: Tensor) -> None:
@@ -112,7 +116,7 @@ class Points(Acts):
 
 
 def _is_point(value: object) -> bool:
-    return isinstance(value, (tuple, list)) and all(isinstance(part, (int, float)) for part in value)
+    return isinstance(value, (tuple, list)) and all(isinstance(part, (int, float)) and isfinite(part) for part in value)
 
 
 def _check_floating(x: Tensor, what: str) -> None:

@@ -31,10 +31,11 @@ class Tokens(Acts):
     padding: Padding = "zeros"
 
     def __post_init__(self) -> None:
-        if min(self.height, self.width) < 1 or self.extra < 0:
+        counts = (self.height, self.width, self.extra)
+        if not all(isinstance(count, int) for count in counts) or min(counts[:2]) < 2 or self.extra < 0:
             raise SoftEquivError(
-                f"tokens are a grid of at least 1 x 1 patches behind 0 or more extra ones; got {self.height} x "
-                f"{self.width} behind {self.extra}"
+                f"tokens are a grid of at least 2 x 2 patches behind 0 or more extra ones, in whole numbers; got "
+                f"{self.height!r} x {self.width!r} behind {self.extra!r}"
             )
 
     @property

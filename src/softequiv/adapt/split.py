@@ -20,6 +20,7 @@ from softequiv.gains import least_distortion
 from softequiv.spectrum import spectrum
 
 BATCH = 256
+FEW = 8  # elements in a pool, each of which then moves every sample
 HALVINGS = 12  # of the logarithm of the price, between no limit and the tightest
 TIGHTEST = 1e-3  # of what a weight's error is now
 SMALLEST = 1e-30
@@ -46,8 +47,11 @@ def split(model: nn.Module, found: Sequence[Found], target: float, x: Tensor, mo
         min -sum_l d_l log t_l   where   sum_l c_l t_l <= level:    t_l = min(1, d_l / (price c_l)),
 
     so that all limited weights pay the same marginal cost per error. The price is found by bisection such that the
-    softened network, measured, meets the target: first order decides between the weights, not on the level. 2 L + 15
-    measurements of two forward passes over x, on a copy of the model.
+    softened network, measured, meets the target: first order decides between the weights, not on the level.
+
+    Every sample is moved by every element of a pool of up to 8, the identity left out; from larger ones elements are
+    drawn for each sample, and more than one where samples are few. 2 L + 15 measurements on a copy of the model, each
+    of as many forward passes over x as moves of a sample, and one.
     """
     target = checked_number(target, "the target", SoftEquivError)
     if not 0 < target < math.inf:
@@ -95,7 +99,7 @@ class _Network:
 
     def __init__(self, model: nn.Module, found: Sequence[Found], x: Tensor, moves: Moves, within: float) -> None:
         self.model, self.found, self.x, self.within = model, found, x, within
-        self.moved = moves(x, moves.cycle(0, len(x)))
+        self.moved = torch.cat([moves(x, chosen) for chosen in _rounds(moves, len(x))])
         self.plain = [model.get_parameter(weight.name).detach().clone() for weight in found]
         self.places = [value.clone() for value in self.plain]
         for weight, place in zip(found, self.places, strict=True):  # its own, as softening unties what others share
@@ -115,7 +119,8 @@ class _Network:
 
     def error(self) -> float:
         """mean KL[F(x) || F(g x)]."""
-        return float(kl_divergence(self.answers(self.x), self.answers(self.moved), 1).mean())
+        upright, moved = self.answers(self.x), self.answers(self.moved)
+        return float(kl_divergence(upright.repeat(len(moved) // len(upright), 1), moved, 1).mean())
 
     def write(self, number: int, view: Tensor) -> None:
         """Give a weight other values on its group axes."""
@@ -155,3 +160,15 @@ class _Network:
             self.write(number, self.still(number))
         parts = [max(0.0, (whole - a + b - none) / 2) for a, b in zip(without, alone, strict=True)]
         return parts, costs
+
+
+def _rounds(moves: Moves, samples: int) -> list[Tensor]:
+    """Which element moves each sample, (samples,), round after round: never the identity, which asks for nothing."""
+    moving = torch.tensor([number for number, g in enumerate(moves.elements) if g.length > 0])
+    if not len(moving):
+        raise SoftEquivError("the moves hold the identity alone, which changes no answer; give other elements")
+    if len(moving) <= FEW:
+        return [number.expand(samples) for number in moving]
+    generator = torch.Generator().manual_seed(0)
+    draws = torch.randint(len(moving), (math.ceil(BATCH / samples), samples), generator=generator)
+    return list(moving[draws])

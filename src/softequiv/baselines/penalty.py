@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from softequiv.actions import Acts, Moves, Pictures, Still
 from softequiv.asking import kl_divergence
 from softequiv.asking.answers import tensor_of
+from softequiv.asking.scores import check_class_scores
 from softequiv.errors import SoftEquivError, checked_amount
 
 Divergence = Literal["squared", "kl"]
@@ -81,6 +82,8 @@ class Penalised:
                 f"answers of {tuple(answers.shape)} are maps, which move as the pictures do, and were to stand still; "
                 "say how they move with outputs=..., such as Pictures(), or flatten them where they are no maps"
             )
+        if self.divergence == "kl":
+            check_class_scores(answers, self.outputs)
         expected, axis = outputs(answers, chosen), 1 if isinstance(self.outputs, Pictures) else -1
         if self.divergence == "kl":
             found = kl_divergence(expected, moved_answers, axis)

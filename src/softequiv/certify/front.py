@@ -85,6 +85,9 @@ def certify(
     >>> se.certify(net, data=torch.randn(200, 1, 9, 9), confidence=0.99)["total variation"].bound < 0.2
     True
     """
+    unknown = [name for name in settings if name not in (*OF_WEIGHTS, *OF_DATA)]
+    if unknown:
+        raise SoftEquivError(f"certify has no setting {unknown[0]}; there are {', '.join((*OF_WEIGHTS, *OF_DATA))}")
     strangers = [name for name in settings if name in (OF_DATA if data is None else OF_WEIGHTS)]
     if strangers:
         raise SoftEquivError(

@@ -12,7 +12,7 @@ import math
 import operator
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +26,7 @@ from softequiv.certify.rules import NO_CONSTANT, RULES, Call
 from softequiv.certify.signals import Affine, How, Moving, Range, Signal, UnboundedError
 from softequiv.errors import SoftEquivError
 from softequiv.groups import Group
+from softequiv.groups.angles import range_of
 from softequiv.groups.parse import as_group
 from softequiv.nn import soft_weights
 from softequiv.reps import Action, Hom, Rep
@@ -95,7 +96,7 @@ class NetworkCertificate:
 def certify_network(
     model: nn.Module,
     group: Group | str,
-    within: float,
+    within: float | str,
     example: Tensor,
     *,
     source: Rep | None = None,
@@ -117,11 +118,11 @@ def certify_network(
     >>> certify_network(net, "SO(2)", se.degrees(30), torch.zeros(1, 1, 8, 8)).slope < 1e-5
     True
     """
-    chosen = as_group(group)
+    chosen, reach = as_group(group), cast(float, range_of(within))
     if not isinstance(example, Tensor) or example.ndim < 2 or not example.is_floating_point():
         raise SoftEquivError("example must be one floating-point tensor, (N, C, H, W), (N, C, L) or (N, D)")
     reps = {weight.name: weight.soft.rep for weight in soft_weights(model) if weight.soft.rep.group == chosen}
-    elements = Range.of(chosen, within, action_of(next(iter(reps.values()))) if reps else action)
+    elements = Range.of(chosen, reach, action_of(next(iter(reps.values()))) if reps else action)
     plain = bake(model, copy=True).eval().cpu()
     reason, result = "", None
     try:
@@ -133,11 +134,11 @@ def certify_network(
     layers = None
     if result is None:
         with contextlib.suppress(SoftEquivError):  # no weight lives on a representation: nothing remains to be said
-            layers = certify_weights(model, within, chosen, grids=grids, action=action)
+            layers = certify_weights(model, reach, chosen, grids=grids, action=action)
     total = None if result is None else result.total
     return NetworkCertificate(
         group=chosen,
-        within=within,
+        within=reach,
         bounded=result is not None,
         reason=reason,
         slope=None if total is None else total.slope,

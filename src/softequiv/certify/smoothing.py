@@ -17,13 +17,14 @@ import torch
 from torch import Tensor, nn
 
 from softequiv._text import aligned
-from softequiv.actions import Pictures
+from softequiv.actions import Pictures, Vectors
 from softequiv.adapt.bake import bake
 from softequiv.adapt.find import Setting
 from softequiv.asking import asked, at_home, check_finite, evaluating
+from softequiv.asking.proportion import proportion_upper
 from softequiv.certify.certificate import found_located, group_of, soft_located, span
 from softequiv.certify.operator import as_hom, spectral_norm
-from softequiv.certify.statistical import checked_confidence, proportion_upper
+from softequiv.certify.statistical import check_alone, check_seed, checked_confidence
 from softequiv.certify.weight import Located, certified
 from softequiv.errors import SoftEquivError, checked_amount
 from softequiv.groups import C, D, Element, Group, Reflection
@@ -31,12 +32,13 @@ from softequiv.groups.angles import range_of
 from softequiv.groups.base import elements_within
 from softequiv.groups.parse import as_group
 from softequiv.nn.layers import is_scalar
-from softequiv.reps import Action
+from softequiv.reps import Action, Rep
 
 ABSTAINED = -1  # in place of a class
 AT_ONCE = 1024  # samples in one call of the model
 CHOOSING = 100  # votes that choose the class, before others count it
-SAME_ANSWER = 1e-4  # answers in float32 to one signal in another order, relative to the largest
+MOVED = 8  # elements of an infinite range that try whether a layer takes its input as it is
+SAME_ANSWER = 1e-4  # answers in float32 to one signal in another order, relative to the spread of the scores
 
 
 def certified_radius(sigma: float, top: float, next_best: float | None = None) -> float:
@@ -71,8 +73,11 @@ class Smoothed(nn.Module):
 
     def __init__(self, model: nn.Module, layer: str, sigma: float, *, votes: int = 100, seed: int = 0) -> None:
         super().__init__()
+        if not isinstance(model, nn.Module):
+            raise SoftEquivError(f"model must be a torch module; got {type(model).__name__}: wrap a function in one")
         sigma = checked_sigma(sigma)
         check_votes(votes)
+        check_seed(seed)
         if layer not in dict(model.named_modules()) or not layer:
             known = [name for name, module in model.named_modules() if name and not list(module.children())]
             raise SoftEquivError(f"the model has no module {layer!r}; there are {', '.join(known[:8])} ...")
@@ -190,8 +195,15 @@ def certify_smoothed(
     >>> bool((found.residual < 1e-3).all())
     True
     """
+    if not isinstance(smoothed, Smoothed):
+        raise SoftEquivError(
+            f"votes are those of a smoothed model; got {type(smoothed).__name__}: wrap it first, "
+            "Smoothed(model, layer, sigma)"
+        )
     confidence = checked_confidence(confidence)
     check_votes(votes)
+    check_seed(seed)
+    check_samples(x)
     model = smoothed.model
     chosen, reach = of_range(model, group, within)
     with evaluating(smoothed):
@@ -229,28 +241,36 @@ def embedding_residual(
     """(sup_g ||W rho(g) - W||_op + rounding ||W||_F) ||x||, (N,): how far h(g x) lies from the moved h(x), at most.
 
     `layer` takes the input itself, with entries flattened at most, and the rest of the model sees the input through it
-    alone; both are checked on x. Covered are
+    alone; both are checked, on x, on noise and on moved copies of x. Covered are
 
     - linear layers whose outputs stand still: h(x) = W x + b, and h(g x) is compared with h(x);
     - patch embeddings, convolutions whose stride is their kernel, under C(2), C(4), D(1), D(2), D(4) and Reflection,
       which take patches to patches: h(g x) is compared with h(x), its tokens permuted by g. All later layers, positions
       included, must then ignore that permutation. It is checked on x for every g, which is evidence and no proof.
 
-    Rounding is that of the weight's certificate: of the layer itself, accumulated in float32 or better, not TF32.
+    Rounding is that of the weight's certificate: of the layer itself, accumulated in float32 or better, not TF32. Where
+    the layer answers in another precision than its weight has, as under autocast, there is none.
 
     >>> import softequiv as se
     >>> net = nn.Sequential(nn.Flatten(), nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 2))
     >>> embedding_residual(net, "1", torch.ones(3, 1, 4, 4), "C4", grids={"1": (1, 4, 4)}).shape
     torch.Size([3])
     """
+    check_samples(x)
     chosen, reach = of_range(model, group, within)
     weight = located(model, layer, Setting(chosen, action, grids))
     with evaluating(model):
         inputs = at_home(model, x)
         check_sees_through(model, layer, inputs)
-        if not isinstance(weight.module, nn.Linear):
+        if isinstance(weight.module, nn.Linear):
+            moved = turned_rows(weight.rep, inputs, some_elements(chosen, reach))
+        else:
             check_patches(layer, weight.module, inputs)
-            check_ignores(model, layer, inputs, permuting(chosen, reach))
+            elements = permuting(chosen, reach)
+            check_ignores(model, layer, inputs, elements)
+            moved = (Pictures()(inputs, g) for g in elements)
+        for copies in moved:
+            taken(model, layer, copies)
     of_weight = certified(weight, reach)
     value = weight.value.to(torch.float64).flatten(1)
     if of_weight.operator is None or of_weight.rounding is None:
@@ -316,16 +336,17 @@ def forced(model: nn.Module, layer: str, x: Tensor, h: Tensor) -> Tensor:
         return scores(asked(model, x))
 
 
-def check_sees_through(model: nn.Module, layer: str, x: Tensor) -> None:
-    """Raise a sentence unless the layer takes x itself, once, and the answers depend on x through it alone."""
+def taken(model: nn.Module, layer: str, x: Tensor) -> Tensor:
+    """What the layer makes of x, or a sentence unless it takes x itself, once."""
     with after(model, layer, lambda h: h) as calls:
         scores(asked(model, x))
     check_once(layer, calls)
     given, h = calls[0]
-    if given.numel() != x.numel() or not torch.equal(given.reshape(x.shape), x):
+    if given.dtype != x.dtype or given.numel() != x.numel() or not torch.equal(given.reshape(x.shape), x):
         raise SoftEquivError(
             f"{layer} does not take the input itself: its residual is known for inputs of the layer, so that only the "
-            "first one can be smoothed with a certificate"
+            "first one can be smoothed with a certificate, and nothing before it may change what it is given, as ReLU "
+            "and clamp do where they meet other signs and sizes"
         )
     module = model.get_submodule(layer)
     if isinstance(module, nn.Linear) and given.shape != (len(x), module.in_features):
@@ -333,8 +354,40 @@ def check_sees_through(model: nn.Module, layer: str, x: Tensor) -> None:
             f"{layer} takes {tuple(given.shape)}, several rows of each sample; a linear layer is covered where it "
             "takes the sample as one row"
         )
+    own = next(module.parameters()).dtype
+    if h.dtype != own:
+        raise SoftEquivError(
+            f"{layer} answers in {h.dtype} and its weight is {own}, so that its rounding is not known; certify outside "
+            f"of autocast, or the model in that precision, model.to({h.dtype})"
+        )
+    return h
+
+
+def some_elements(group: Group, within: float) -> list[Element]:
+    """Some elements of the range, the same in every call."""
+    generator = torch.Generator().manual_seed(0)
+    return [group.random(generator, None if math.isinf(within) else within) for _ in range(MOVED)]
+
+
+def turned_rows(rep: Rep, x: Tensor, elements: list[Element]) -> Iterator[Tensor]:
+    """x moved as a linear layer's certificate has it: its rows are vectors of the space that the weight reads."""
+    maps = as_hom(rep)
+    space = rep if maps is None else maps.source
+    rows = x.flatten(1).unflatten(1, (-1, *space.shape))  # (N, channels, *space)
+    return (Vectors(space)(rows, g).reshape(x.shape) for g in elements)
+
+
+def check_sees_through(model: nn.Module, layer: str, x: Tensor) -> None:
+    """Raise a sentence unless the layer takes what the model is given, and the answers depend on it through the layer
+    alone, sample by sample.
+    """
+    h = taken(model, layer, x)
     # less x, lest the inputs were drawn from the same seed and nothing be compared
     other = torch.randn(x.shape, generator=torch.Generator().manual_seed(0)).to(x) - x
+    for given in (other, -other):
+        taken(model, layer, given)
+    both = torch.cat([x, other])
+    check_alone(model, both, asked(model, both))
     if not alike(forced(model, layer, x, h), forced(model, layer, other, h)):
         raise SoftEquivError(
             f"the answers depend on the input also beside {layer}, where no noise hides it; smooth a layer that all of "
@@ -368,7 +421,7 @@ def permuting(group: Group, within: float) -> tuple[Element, ...]:
             f"{group} does not take patches to patches; a patch embedding is covered under C(2), C(4), D(1), D(2), "
             "D(4) and Reflection"
         )
-    return elements_within(group, group.reach(within))
+    return elements_within(group, within)
 
 
 def check_ignores(model: nn.Module, layer: str, x: Tensor, elements: tuple[Element, ...]) -> None:
@@ -376,6 +429,8 @@ def check_ignores(model: nn.Module, layer: str, x: Tensor, elements: tuple[Eleme
     with after(model, layer, lambda h: h) as calls:
         asked(model, x)
     h = calls[0][1]
+    if h.shape[-2:].numel() == 1:  # one patch stays where it is
+        return
     still = forced(model, layer, x, h)
     for g in elements:
         if not alike(forced(model, layer, x, Pictures()(h, g)), still):
@@ -386,8 +441,9 @@ def check_ignores(model: nn.Module, layer: str, x: Tensor, elements: tuple[Eleme
 
 
 def alike(y: Tensor, other: Tensor) -> bool:
-    """Whether two answers are equal up to rounding."""
-    return float((y - other).abs().max()) <= SAME_ANSWER * max(float(y.abs().max()), 1e-30)
+    """Whether two answers (N, K) are equal up to rounding; what all scores of a sample share decides on no class."""
+    one, two = (part.double() - part.double().mean(1, keepdim=True) for part in (y, other))
+    return float((one - two).abs().max()) <= SAME_ANSWER * max(float(one.abs().max()), 1e-30)
 
 
 def scores(y: Tensor) -> Tensor:
@@ -401,6 +457,13 @@ def check_once(layer: str, calls: list[tuple[Tensor, Tensor]]) -> None:
     """Raise a sentence unless a layer was called exactly once."""
     if len(calls) != 1:
         raise SoftEquivError(f"{layer} was called {len(calls)} times in one pass; smooth a layer that is called once")
+
+
+def check_samples(x: Tensor) -> None:
+    """Raise a sentence unless x is a batch of samples."""
+    if not isinstance(x, Tensor) or x.ndim < 2 or not len(x):
+        got = f"a tensor of {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
+        raise SoftEquivError(f"x must be one tensor (N, ...) of at least one sample; got {got}")
 
 
 def checked_sigma(sigma: float) -> float:

@@ -23,6 +23,7 @@ from torch.nn import functional
 from softequiv._text import aligned
 from softequiv.actions import Acts, Moves, Pictures, Points, Still
 from softequiv.asking import asked, at_home, check_finite, default_target, evaluating, inputs_of
+from softequiv.asking.proportion import proportion_upper
 from softequiv.certify.certificate import bakeable, group_of, own_range, span, versions
 from softequiv.certify.kept import (
     entries_of,
@@ -36,13 +37,15 @@ from softequiv.certify.kept import (
 )
 from softequiv.certify.weight import digest, gathered
 from softequiv.errors import GroupError, SoftEquivError, checked_amount, checked_number
-from softequiv.groups import Group, parse_group
-from softequiv.groups.angles import range_of
+from softequiv.groups import DirectProduct, Group, parse_group
+from softequiv.groups.angles import Angle, range_of
+from softequiv.groups.custom import MatrixGroup
 from softequiv.groups.parse import as_group
 
 FORMAT = 1
 LARGEST_BET = 0.9  # a bet of 1 is ruined by one sample at the far end of its range
 HALVINGS = 60  # of [0, 1]: what is left is finer than float64
+ALONE = 1e-2  # of the spread of the answers: far above what rounding does in a batch of the same size
 LARGEST_KL = 10.0  # nats; beyond it the answers have nothing in common
 REPEATED = 1e-4  # answers in float32 on another machine, relative
 
@@ -199,8 +202,8 @@ def certify_data(
 
     `data`: a tensor (N, ...) of held-out inputs, a pair (inputs, labels), or a loader; labels are not used. `acts` and
     `target` say how the group moves inputs and answers, as in `measure`. Group and range are by default those of a soft
-    model and its error target, else the range is the whole group. Every sample gets one element: from the Haar measure
-    over the whole group, else as `group.random` draws them.
+    model and its error target, else the range is the whole group. Every sample gets one element, as `group.random`
+    draws it: `drawn` says how. A model whose answers depend on the rest of their batch is refused.
 
     >>> net = nn.Sequential(nn.Conv2d(1, 3, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
     >>> certify_data(net, torch.randn(200, 1, 9, 9), "C4")["total variation"].bound < 0.2
@@ -218,8 +221,7 @@ def certify_data(
         clip = checked_amount(clip, "clip, the largest value that counts,", positive=True)
     if not isinstance(batch_size, int) or batch_size < 1:
         raise SoftEquivError(f"batch_size must be a whole number of at least 1; got {batch_size!r}")
-    if not isinstance(seed, int):
-        raise SoftEquivError(f"a seed is a whole number, so that the certificate can be computed again; got {seed!r}")
+    check_seed(seed)
     generator = torch.Generator().manual_seed(seed)
     columns: dict[str, list[Tensor]] = {}
     hashed = hashlib.sha256()
@@ -232,8 +234,11 @@ def certify_data(
             acts.check(group, x[0])
             drawn = [group.random(generator, None if math.isinf(reach) else reach) for _ in range(len(x))]
             moves = Moves(acts, group, elements=drawn)
-            y, moved = (compared(asked(model, part), x) for part in (x, moves(x, numbers)))
-            check_finite(y, "answers")
+            raw, moved = (asked(model, part) for part in (x, moves(x, numbers)))
+            check_finite(raw, "answers")
+            if not columns:
+                check_alone(model, x, raw, "keep running statistics, or take batch_size=1")
+            y, moved = compared(raw, x), compared(moved, x)
             check_finite(moved, "answers to moved inputs")
             target = target or default_target(acts, y)
             target.check(group, y[0])
@@ -262,32 +267,6 @@ def certify_data(
         data_sha256=hashed.hexdigest(),
         versions=versions(),
     )
-
-
-def proportion_upper(successes: int, trials: int, delta: float) -> float:
-    """The p with P[Bin(trials, p) <= successes] = delta: with confidence 1 - delta the true rate is not larger.
-
-    Clopper & Pearson (1934), one-sided; exact for every number of trials, and rounded up. A lower bound is
-    1 - proportion_upper(trials - successes, trials, delta).
-
-    >>> round(proportion_upper(0, 100, 0.01), 6) == round(1 - 0.01 ** (1 / 100), 6)
-    True
-    """
-    if not 0 <= successes <= trials or trials < 1:
-        raise SoftEquivError(f"successes are some of at least one trial; got {successes} of {trials}")
-    checked_confidence(1 - delta)
-    if successes == trials:
-        return 1.0
-    counts = torch.arange(successes + 1, dtype=torch.float64)
-    ways = math.lgamma(trials + 1) - torch.lgamma(counts + 1) - torch.lgamma(trials - counts + 1)
-    low, high = successes / trials, 1.0
-    for _ in range(HALVINGS):
-        p = (low + high) / 2
-        if p in (low, high):
-            break
-        tail = float(torch.logsumexp(ways + counts * math.log(p) + (trials - counts) * math.log1p(-p), 0))
-        low, high = (p, high) if tail > math.log(delta) else (low, p)
-    return high
 
 
 def mean_upper(values: Tensor, delta: float) -> float:
@@ -323,6 +302,29 @@ def mean_upper(values: Tensor, delta: float) -> float:
         rich = float(torch.log1p(bets * (m - x)).cumsum(0).max()) >= wanted
         low, high = (low, m) if rich else (m, high)
     return high
+
+
+def check_seed(seed: int) -> None:
+    """Raise a sentence unless a seed is a whole number."""
+    if not isinstance(seed, int):
+        raise SoftEquivError(f"a seed is a whole number, so that the certificate can be computed again; got {seed!r}")
+
+
+def check_alone(model: nn.Module, x: Tensor, y: Tensor, remedy: str = "keep running statistics") -> None:
+    """Raise a sentence where the answers y to a batch x, at its first and last sample, depend on the other samples.
+
+    Beside copies of itself a sample must be answered alike; the batch keeps its size, and kernels their rounding.
+    """
+    if len(x) == 1:
+        return
+    tolerance = ALONE * float((y - y.mean()).abs().max()) + 4 * torch.finfo(y.dtype).eps * float(y.abs().max())
+    for place in (0, -1):
+        among_copies = asked(model, x[place].expand_as(x))[place]
+        if not float((among_copies - y[place]).abs().max()) <= tolerance:
+            raise SoftEquivError(
+                "the answer to a sample changed with the others of its batch, as under a batch norm without running "
+                f"statistics, or from call to call: what is counted on such answers bounds nothing; {remedy}"
+            )
 
 
 def checked_confidence(confidence: float) -> float:
@@ -398,9 +400,20 @@ def how_drawn(group: Group, within: float) -> str:
     """In words, how `group.random` draws from the range."""
     if group.order < math.inf:
         return "uniform over the elements in range, the identity among them"
+    factors = group.factors if isinstance(group, DirectProduct) else ()
+    given = any(isinstance(part, MatrixGroup) for part in (group, *factors))  # whose Haar measure is not known
+    if factors and (isinstance(within, Angle) or (math.isinf(within) and given)):
+        return "; ".join(f"{factor}: {how_drawn(factor, within)}" for factor in factors)
     if math.isinf(within):
-        return "from the Haar measure"
-    return "coordinates uniform in the ball of the range" + (", steps by chance" if len(group.steps) else "")
+        steps = ", each step up to 2 times either way" if given and len(group.steps) else ""
+        return f"standard normal coordinates{steps}" if given else "from the Haar measure"
+    if not len(group.steps):
+        return "coordinates uniform in the ball of the range"
+    most = f", at most {within!r}" if isinstance(within, Angle) else ""
+    return (
+        "steps one after another of those that still fit the range, or no more, then coordinates uniform in the ball "
+        f"of what is left{most}"
+    )
 
 
 def model_digest(model: nn.Module) -> str:

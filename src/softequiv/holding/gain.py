@@ -4,7 +4,7 @@ what they did at first; or they do not learn at all, or by low-rank updates only
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,7 @@ LAYERS = (nn.Linear, *CONVOLUTIONS)
 NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
 SQUARINGS = 6  # of a Gram matrix: its 64th power, of which the largest singular value is all but alone
 TINY = 1e-30
+ATTENTION = ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight")  # of nn.MultiheadAttention
 LIMITED = "weight of a linear or convolution layer without soft weights"
 
 
@@ -43,8 +44,10 @@ def untouched(model: nn.Module) -> list[str]:
 def freeze_rest(model: nn.Module, learn: Iterable[str] = ()) -> list[str]:
     """Let only soft weights, norms and the head learn, in place, and what `learn` names; the names of what learns.
 
-    The head is the last module with weights of its own. Weights held fixed downstream amplify the residual as much as
-    they did before training, and no more.
+    The head is what `get_output_embeddings` or `get_classifier` gives, else the linear layer whose outputs no layer
+    takes, else, or where that is a convolution of such outputs, the last module with weights of its own. Where several
+    linear layers have one number of such outputs, `learn` says which of them learn. Weights held fixed downstream
+    amplify the residual as much as they did before training, and no more.
 
     >>> import softequiv as se
     >>> layers = nn.Conv2d(1, 4, 3, bias=False), nn.Conv2d(4, 4, 1), nn.Flatten(), nn.Linear(36, 2)
@@ -58,10 +61,38 @@ def freeze_rest(model: nn.Module, learn: Iterable[str] = ()) -> list[str]:
     chosen = matching(named, learn, kind="parameter of this model")
     modules = [module for module in model.modules() if next(module.parameters(recurse=False), None) is not None]
     kept = [module for module in modules if isinstance(module, NORMS) or type(module).__name__.endswith("Norm")]
-    open_ = soft | {id(weight) for module in (*kept, modules[-1]) for weight in module.parameters()}
+    open_ = soft | {
+        id(weight) for module in (*kept, *_heads(model, modules[-1], chosen)) for weight in module.parameters()
+    }
     for name, weight in named.items():
         weight.requires_grad_(id(weight) in open_ or name in chosen)
     return [name for name, weight in named.items() if weight.requires_grad]
+
+
+def _heads(model: nn.Module, end: nn.Module, named: Iterable[str]) -> Sequence[nn.Module]:
+    """What the model says is its head, or the linear layer whose outputs no layer takes, or else its last module."""
+    for question in ("get_output_embeddings", "get_classifier"):
+        told = getattr(model, question, lambda: None)()
+        parts = told if isinstance(told, tuple) else (told,)
+        heads = [part for part in parts if isinstance(part, nn.Module) and next(part.parameters(), None) is not None]
+        if heads:
+            return heads
+    taken = {getattr(module, size, None) for module in model.modules() for size in ("in_features", "in_channels")}
+    linear = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+    last = {name: module for name, module in linear.items() if module.out_features not in taken}
+    if not last or (isinstance(end, CONVOLUTIONS) and end.out_channels not in taken):
+        return [end]
+    outputs = list(last.values())[-1].out_features
+    rivals = {name: module for name, module in last.items() if module.out_features == outputs}
+    if len(rivals) == 1:
+        return list(rivals.values())
+    chosen = [module for name, module in rivals.items() if any(own.startswith(f"{name}.") for own in named)]
+    if not chosen:
+        raise SoftEquivError(
+            f"each of {', '.join(rivals)} may be the head, as they have one number of outputs, which no layer takes; "
+            f"say which of them learn, such as learn=['{next(iter(rivals))}.*']"
+        )
+    return chosen
 
 
 class GainLimit:
@@ -120,12 +151,13 @@ def limit_gain(
 ) -> GainLimit:
     """Keep ||W|| <= bound * ||W_0|| for every linear and convolution layer that we do not filter.
 
-    W_0 is the weight as it is now, as a matrix (out, in * kernel). Norms are `schatten_norm`, the spectral norm to a
-    few per cent and never below it: ||W||_op <= limit after every call, to rounding. A convolution's own norm is at
-    most sqrt(kernel entries) times its matrix's. Biases and norms' scales are free. A call makes the Gram matrix of
-    each weight and squares it six times: with n = min(out, in * kernel), as many products as a forward pass of n rows
-    and 6 n^3. `only` and `skip` are names or patterns of weights; a weight that is 0 everywhere or not a parameter, as
-    under weight_norm, cannot be limited and must be left out.
+    W_0 is the weight as it is now, as a matrix (out, in * kernel); what `nn.MultiheadAttention` stores as one weight is
+    one. Norms are `schatten_norm`, the spectral norm to a few per cent and never below it: ||W||_op <= limit after
+    every call, to rounding, and limit <= 1.06 bound ||W_0||_op for up to 1,700 rows or columns. A convolution's own
+    norm is at most sqrt(kernel entries) times its matrix's. Biases and norms' scales are free. A call makes the Gram
+    matrix of each weight and squares it six times: with n = min(out, in * kernel), as many products as a forward pass
+    of n rows and 6 n^3. `only` and `skip` are names or patterns of weights; a weight that is 0 everywhere or not a
+    parameter, as under weight_norm, cannot be limited and must be left out.
 
     Give it to `fit` as `after_step=[limit]`, or call it after `optimizer.step()`; an optimiser calls it itself after
     `optimizer.register_step_post_hook(lambda *_: limit())`.
@@ -142,6 +174,10 @@ def limit_gain(
         checked_amount(bound, "the bound on layers' norms, as a factor of what they are now,", positive=True)
     )
     found = {f"{name}.weight".lstrip("."): layer.weight for name, layer in _free_layers(model).items()}
+    for name, module in model.named_modules():
+        if isinstance(module, nn.MultiheadAttention):
+            stored = {own: getattr(module, own) for own in ATTENTION}
+            found |= {f"{name}.{own}".lstrip("."): weight for own, weight in stored.items() if weight is not None}
     chosen = matching(found, only, kind=LIMITED) if only is not None else set(found)
     chosen -= matching(found, skip, kind=LIMITED)
     if not chosen:

@@ -26,7 +26,8 @@ class HeldByMeasurement:
         min_theta max_{price >= 0}  loss(F(x), y) + price * (e - target),   e = mean D(F(g x), g F(x)),
         level <- max(0, level + rate * over),   price = max(0, level + over),   over = min(error / target - 1, 1)
 
-    at each measurement, with `error` the running mean of e and D as in `Penalised`: "kl" as iErr has it, or "squared".
+    at each measurement, with `error` the running mean of e and D as in `Penalised`: "kl" of class scores, as iErr has
+    it, or "squared", which answers of any other kind need.
     The price is that of a penalty: it starts at 1, the natural exchange where loss and D are both in nats or both
     squares, answers at once to where the error stands, and adds up slowly what is left. An error below the target soon
     costs nothing. The error is measured at every step, on the first `share` of the batch, whose moved copies go through
@@ -65,6 +66,11 @@ class HeldByMeasurement:
         targets: Acts | None = None,
     ) -> None:
         nothing = "; for an error of 0, constrain the weights (softness=0)"
+        if not isinstance(moves, Moves):
+            raise SoftEquivError(
+                f"samples are moved by Moves(acts, group), such as Moves(Pictures(), 'C4'); got {str(moves)[:60]!r}, a "
+                f"{type(moves).__name__}"
+            )
         self.moves = moves
         self.target = float(checked_amount(target, "the target", positive=True, remedy=nothing))
         self.rate = checked_amount(rate, "the rate", positive=True)
@@ -113,6 +119,8 @@ class HeldByMeasurement:
 
     def _moved(self, x: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
         """The measured samples, moved, and by what."""
+        if not len(x):
+            raise SoftEquivError(f"a batch of {tuple(x.shape)} has no sample on which to measure; leave it out")
         count = math.ceil(self.share * len(x))
         chosen = self.moves.draw(count, generator)
         return self.moves(x[:count], chosen), chosen

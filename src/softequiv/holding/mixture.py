@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from softequiv.actions import Acts, Pictures
 from softequiv.asking.answers import tensor_of
+from softequiv.asking.divergence import wide
 from softequiv.errors import SoftEquivError, checked_number
 from softequiv.groups import Group
 from softequiv.holding.orbit import OrbitMean
@@ -19,8 +20,8 @@ from softequiv.holding.orbit import OrbitMean
 class Mixture(nn.Module):
     """Class probabilities (1 - eps) softmax(strict(h)) + eps softmax(free(h)), h = trunk(x), as logarithms.
 
-    Logits are (N, K, ...), and log-probabilities are logits of themselves, so every loss and metric takes them. For a
-    group that moves inputs and leaves classes alone,
+    Logits are (N, K, ...), and log-probabilities, in float32 at least, are logits of themselves, so every loss and
+    metric takes them. For a group that moves inputs and leaves classes alone,
 
         TV(p(x), p(g x)) <= (1 - eps) tv_strict + eps tv_free <= eps + (1 - eps) tv_strict,
 
@@ -43,6 +44,9 @@ class Mixture(nn.Module):
 
     def __init__(self, strict: nn.Module, free: nn.Module, eps: float, trunk: nn.Module | None = None) -> None:
         super().__init__()
+        for part in (strict, free, trunk):
+            if part is not None and not isinstance(part, nn.Module):
+                raise SoftEquivError(f"parts must be torch modules; got {type(part).__name__}: wrap a function in one")
         self.strict, self.free, self.eps = strict, free, float(checked_number(eps, "eps", SoftEquivError))
         if not 0 <= self.eps <= 1:
             raise SoftEquivError(f"eps is the share of the free part, from 0 to 1; got {eps!r}")
@@ -63,7 +67,7 @@ class Mixture(nn.Module):
         return cls(OrbitMean(model, group, Pictures() if acts is None else acts), model, eps)
 
     def forward(self, x: Tensor) -> Tensor:
-        strict, free = self._answers(self.trunk(x))
+        strict, free = map(wide, self._answers(self.trunk(x)))  # in half precision the mixture rounds beyond its bound
         if strict.shape != free.shape:
             raise SoftEquivError(
                 f"both parts must answer alike; the strict one gave {tuple(strict.shape)} and the free one "

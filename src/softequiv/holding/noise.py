@@ -17,6 +17,8 @@ from softequiv.nn import SoftWeight, soft_weights
 from softequiv.nn.weight import HOOK_MARK
 from softequiv.spectrum import Spectrum, spectrum
 
+LARGEST = 2.001  # no error of an orthogonal action exceeds 2, but for rounding
+
 
 @dataclass(frozen=True)
 class Noisy:
@@ -46,7 +48,8 @@ def noisy(model: nn.Module, within: float | str, scale: float = 1.0, *, skip: It
 
     Errors and rms are taken of the current weight and the current batch, without gradients: nothing is remembered, and
     a training taken up again goes on with the same noise. It costs one more filter of each soft weight a step. Eval
-    mode is untouched, and so is a layer that is exactly equivariant. `bake` gives the model without noise.
+    mode is untouched, and so is a layer that is exactly equivariant. `bake` gives the model without noise. A weight
+    whose error is above 2 or not known, as where an action cannot be undone, is refused and must be skipped.
 
     >>> import softequiv as se
     >>> net, x = se.soften(nn.Conv2d(1, 4, 3), "C4", softness=1.0), torch.randn(2, 1, 5, 5)
@@ -67,6 +70,13 @@ def noisy(model: nn.Module, within: float | str, scale: float = 1.0, *, skip: It
             raise WeightError(
                 f"{weight.name} belongs to the model itself, whose output are the answers: noise after it would not be "
                 f"noise after the weight; leave it out with skip=[{weight.name!r}]"
+            )
+        error = float(_Residual(weight, reach)())
+        if not error <= LARGEST:  # nor where it is NaN
+            raise WeightError(
+                f"{weight.name} has a certified error of {error:.3g} within {within}, and 2 is the most that an action "
+                f"which keeps lengths can do: noise of such a size would drown the layer; leave it out with "
+                f"skip=[{weight.name!r}], or narrow the range"
             )
         weights.setdefault(weight.module, []).append(weight)
     if not weights:

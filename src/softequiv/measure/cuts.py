@@ -167,8 +167,8 @@ class Grids:
     def acts_on(self, h: Tensor, module: nn.Module) -> Acts | None:
         """The action, or None where it cannot be told, or the group does not act on such features of the module."""
         told = any(isinstance(part, MAP_LAYERS) for part in module.modules())
-        acts = None if is_cube(h) and not told else self.by_shape(h)
         try:
+            acts = None if is_cube(h) and not told else self.by_shape(h)
             if acts is not None:
                 acts.check(self.group, h)
         except SoftEquivError:

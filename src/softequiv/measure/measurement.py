@@ -1,6 +1,7 @@
 """What was observed? `measure` moves a user's data by drawn group elements and tells how the model's answers follow.
 
-Every figure comes with a bootstrap interval over the samples, each of which has its own elements.
+Every figure comes with an interval over the samples, each of which has its own elements: exact for counted rates, by
+bootstrap and approximate for others.
 """
 
 from __future__ import annotations
@@ -20,26 +21,29 @@ from softequiv.actions import Acts, Pictures, Still
 from softequiv.asking.answers import asked, at_home, check_finite, default_target, evaluating
 from softequiv.asking.data import Batch, batches, check_count, count
 from softequiv.asking.divergence import kl_divergence
-from softequiv.errors import SoftEquivError
+from softequiv.errors import GroupError, SoftEquivError
 from softequiv.groups import Element, Group
 from softequiv.groups.parse import as_group
-from softequiv.measure.bootstrap import Statistic, interval, mean
+from softequiv.measure.bootstrap import Statistic, combined, interval, mean
 from softequiv.measure.elements import Elements, as_range, check_elements, drawn
 from softequiv.measure.frame import inside, norms
 from softequiv.measure.functional import check_labels, confusion_counts, ignored_label
 from softequiv.measure.jacobian import PROBES, jacobian_norm, probes_for
 from softequiv.measure.lie import lie_derivative, staying
 from softequiv.measure.progress import progress
+from softequiv.nn import soft_weights
 
 Columns = dict[str, Tensor]  # name -> (N,) or (N, d), a row per sample
 Move = tuple[slice, Element]  # some samples of a batch, and what moves them
+FEW = 100  # samples, below which a bootstrap interval is narrower than it says by more than a little
 
 
 @dataclass(frozen=True)
 class Row:
     """One figure: its value, its 95% interval, from how many samples, and what it is.
 
-    A single sample says nothing of others: the ends of its interval are the value, and none is printed.
+    The interval is exact where every sample is right or wrong, else by bootstrap, and approximate. A single sample says
+    next to nothing of others, and no interval of it is printed.
     """
 
     name: str
@@ -82,7 +86,8 @@ class Measurement:
         where = "all of it" if self.within is None else f"within {self.within!r}"
         how = "given" if self.given else "drawn for each"
         title = f"{self.group}, {where}: {self.samples} samples, {self.elements} elements {how}, seed {self.seed}"
-        cells = [("", "value", "95% interval", "n", "")]
+        few = " (bootstrap, approximate)" if self.samples < FEW else ""
+        cells = [("", "value", f"95% interval{few}", "n", "")]
         for row in self.rows:
             cells.append((row.name, f"{row.value:.4g}", row.interval, str(row.n), row.formula))
         return "\n".join([title, *aligned(cells), *self.notes])
@@ -101,11 +106,6 @@ class Measurement:
             },
             "notes": list(self.notes),
         }
-
-
-def combined(means: Tensor) -> Tensor:
-    """sqrt(a b)."""
-    return means.prod(-1).sqrt()
 
 
 def ratio(means: Tensor) -> Tensor:
@@ -288,7 +288,7 @@ def average(columns: Iterable[Columns]) -> Columns:
 def measure(
     model: nn.Module,
     data: Any,
-    group: Group | str,
+    group: Group | str | None = None,
     within: float | str | None = None,
     *,
     acts: Acts = Pictures(),  # noqa: B008  (frozen)
@@ -302,6 +302,7 @@ def measure(
 ) -> Measurement:
     """How equivariant is the model on this data? F(gx) against gF(x), for elements g drawn from the range.
 
+    The group is by default that of a soft model, the range all of it.
     `data`: a tensor (N, C, H, W), a pair (inputs, labels), a dict (pixel_values, labels), or a loader of such batches,
     which are streamed. Labels, where there are any, are (N,), or (N, H, W) for scores per pixel. `acts` says how the
     group moves inputs, `target` how it moves answers: by default class scores (N, K) stand still, and scores per
@@ -316,7 +317,7 @@ def measure(
     >>> [row.name for row in found.rows]
     ['iErr', 'relative change', 'relative error']
     """
-    group = as_group(group)
+    group = chosen_group(model, group)
     within = as_range(group, within)
     check_actions(acts, target)
     check_elements(group, within, elements)
@@ -379,6 +380,22 @@ def measure(
         tuple(rows(kept, seed)),
         tuple((notes | failed).values()),
     )
+
+
+def chosen_group(model: nn.Module, group: Group | str | None) -> Group:
+    """The group, by default the one that the model was softened for."""
+    if isinstance(group, Tensor):
+        raise GroupError(
+            f"group must be a group or its name, such as SO(2) or 'C18'; got a tensor of {tuple(group.shape)}: the "
+            "data come before the group"
+        )
+    if group is not None:
+        return as_group(group)
+    own = {weight.soft.rep.group for weight in soft_weights(model)} if isinstance(model, nn.Module) else set()
+    if len(own) != 1:
+        what = f"is soft under {', '.join(map(str, own))}" if own else "has no soft weights"
+        raise GroupError(f"this model {what}: say for which group to measure it, such as group=SO(2)")
+    return own.pop()
 
 
 def check_actions(acts: Acts, target: Acts | None) -> None:

@@ -68,8 +68,8 @@ def checked_types(*types: Rep) -> None:
     for rep in types:
         if not isinstance(rep, Rep):
             raise RepresentationError(
-                f"a soft layer maps between representations, such as 3 * vector(SO(3)); got {rep!r}: plain channels are "
-                "3 * scalar(group)"
+                f"a soft layer maps between representations, such as 3 * vector(SO(3)); got {rep!r}; plain channels "
+                "are 3 * scalar(group)"
             )
 
 
