@@ -56,7 +56,7 @@ def own_range(model: nn.Module) -> float | None:
 
 def read_certificate(path: Path) -> Certificate | StatisticalCertificate:
     """The certificate in a file, of weights or of answers."""
-    if not path.is_file():
+    if not path.exists():
         raise SoftEquivError(f"there is no certificate {path}; softequiv certify MODEL -o {path} writes one")
     with contextlib.suppress(ValueError, AttributeError):
         if json.loads(text_of(path)).get("kind") == "statistical":
