@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from softequiv.actions import Pictures
-from softequiv.adapt.soften import set_softness, soften
+from softequiv.adapt.soften import soften
 from softequiv.certify import Certificate, certify
 from softequiv.certify.certificate import group_of, versions
 from softequiv.certify.statistical import checked_confidence, how_drawn
@@ -26,7 +26,7 @@ from softequiv.measure import attribute, measure
 from softequiv.measure.elements import Elements, as_range
 from softequiv.measure.measurement import Row
 from softequiv.measure.progress import progress
-from softequiv.nn import soft_weights
+from softequiv.nn import set_gain, soft_weights
 from softequiv.report.data import Answers, Blame, Compared, Levels, ReportData, Stop, View
 from softequiv.report.layer import Shown, mosaic, show, shown_element, shown_weight, strongest, told
 from softequiv.report.png import photograph, shaded, shrunk
@@ -224,7 +224,8 @@ def dial_of(model: nn.Module, group: Group) -> float | None:
 def turned_to(model: nn.Module, group: Group, level: float) -> nn.Module:
     """A copy of the model at this softness."""
     soft = as_soft(model, group)
-    set_softness(soft, level)
+    for weight in soft_weights(soft):
+        set_gain(weight, softness(level))
     return soft
 
 
