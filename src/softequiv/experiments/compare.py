@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from softequiv.experiments.arms import LONGER
 from softequiv.experiments.cells import Row
 from softequiv.experiments.pages import LOWER, Claim, Figure, Spread, spread_over_seeds
 
@@ -221,7 +222,7 @@ def known(value: float) -> float:
 
 
 def beside_augmentation(panels: Mapping[str, Curves]) -> dict[str, Curves]:
-    """Panels "..., with turns" and "..., without turns", the second with the plain model of the first in it as well.
+    """Panels "..., with turns" and "..., without turns", the second with the plain models of the first in it as well.
 
     >>> shown = beside_augmentation({"A, with turns": {"plain": []}, "A, without turns": {"ours": []}})
     >>> list(shown["A, without turns"])
@@ -230,8 +231,8 @@ def beside_augmentation(panels: Mapping[str, Curves]) -> dict[str, Curves]:
     shown = {}
     for name, found in panels.items():
         augmented = panels.get(name.replace("without turns", "with turns"), found)
-        plain = augmented.get("plain") if augmented is not found else None
-        shown[name] = found if plain is None else {**found, "plain (with turns)": plain}
+        others = {"plain": "plain (with turns)", LONGER: LONGER} if augmented is not found else {}
+        shown[name] = found | {told: augmented[arm] for arm, told in others.items() if arm in augmented}
     return shown
 
 
