@@ -96,8 +96,10 @@ def is_orthogonal(a: Tensor) -> bool:
 
 def is_skew(a: Tensor) -> bool:
     """Whether each matrix of a batch is skew, as its own size goes."""
-    sizes = a.flatten(-2).abs().amax(-1).clamp(min=1.0) if a.numel() else a.new_zeros(0)
-    return a.numel() == 0 or bool(((a + a.mT).flatten(-2).abs().amax(-1) <= IDENTITY_TOLERANCE * sizes).all())
+    if a.numel() == 0:
+        return True
+    excess, sizes = (part.abs().flatten(-2).amax(-1) for part in (a + a.mT, a))
+    return bool((excess <= IDENTITY_TOLERANCE * sizes.clamp(min=1.0)).all())
 
 
 def expm(a: Tensor) -> Tensor:

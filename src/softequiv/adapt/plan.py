@@ -158,8 +158,9 @@ def matching(
             if reason is not None:
                 raise SoftEquivError(f"{pattern!r} cannot be softened: {reason}")
             close = difflib.get_close_matches(pattern, names, n=3, cutoff=0.3)
-            near = f"close to it: {', '.join(close)}" if close else f"there are {', '.join(names[:5]) or 'none'}"
-            raise SoftEquivError(f"{pattern!r} names no {kind}; {near}{', ...' if not close and names[5:] else ''}")
+            some = ", ".join([*names[:5], *(["..."] if names[5:] else [])]) or "none"
+            near = f"close to it: {', '.join(close)}" if close else f"there are {some}"
+            raise SoftEquivError(f"{pattern!r} names no {kind}; {near}")
         out.update(hits)
     return out
 
