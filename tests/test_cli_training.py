@@ -97,6 +97,10 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
             mask = draws.integers(0, 12, (24, 24), dtype=np.uint8)
             (root / "camvid" / f"{part}annot").mkdir(exist_ok=True)
             Image.fromarray(mask).save(root / "camvid" / f"{part}annot" / f"{picture}.png")
+    for picture in range(10):
+        draw(root / "pairs" / "images" / f"{picture}.jpg", picture % 5)
+        (root / "pairs" / "masks").mkdir(exist_ok=True)
+        Image.fromarray(np.full((24, 24), picture % 5, np.uint8)).save(root / "pairs" / "masks" / f"{picture}.png")
     return root
 
 
@@ -233,9 +237,10 @@ def test_a_folder_of_other_settings_or_other_files_is_refused(home: Path, tmp_pa
     assert os.listdir(tmp_path / "full") == ["letter.txt"]
 
 
-def test_turns_penalty_and_target_change_what_is_learnt(home: Path, tmp_path: Path) -> None:
+def test_turns_penalty_target_and_variations_change_what_is_learnt(home: Path, tmp_path: Path) -> None:
     weights, turn = [], ("--turn", "90deg")
-    for number, more in enumerate([(), turn, (*turn, "--penalty", 5), (*turn, "--hold", 1e-4)]):
+    ways = [(), turn, ("--augment", "flip,mixup"), (*turn, "--augment", "flip,mixup")]
+    for number, more in enumerate([*ways, (*turn, "--penalty", 5), (*turn, "--hold", 1e-4)]):
         out = tmp_path / str(number)
         found("train", home / "vit", "--data", home / "classes", "-o", out, "--epochs", 1, "--batch", 4, *more)
         weights.append(load_file(out / "model" / "model.safetensors")["classifier.weight"])
@@ -244,9 +249,9 @@ def test_turns_penalty_and_target_change_what_is_learnt(home: Path, tmp_path: Pa
     level, error = (
         next(float(value) for name, value in saved.items() if name.endswith(f"/{own}")) for own in ("level", "error")
     )
-    told = [json.loads((tmp_path / str(number) / "result.json").read_text())["held"] for number in range(4)]
+    told = [json.loads((tmp_path / str(number) / "result.json").read_text())["held"] for number in range(6)]
     last = told.pop()
-    assert told == [None, None, None] and (last["target"], last["error"]) == (1e-4, error)
+    assert told == [None] * 5 and (last["target"], last["error"]) == (1e-4, error)
     assert last["price"] > level > 0 and last["error"] > 1e-4
     given = ("train", home / "vit", "--data", home / "classes", "--epochs", 1, "--batch", 4, *more)
     shown = call(*given, "-o", out).stdout
@@ -259,10 +264,11 @@ def test_turns_penalty_and_target_change_what_is_learnt(home: Path, tmp_path: Pa
 @pytest.mark.parametrize(
     ("model", "data", "more", "figure"),
     [
-        ("vit", "cifar10:cifar.npz", ("--new-head",), "cAcc"),
-        ("vit", "mnist:mnist", ("--new-head",), "cAcc"),
+        ("vit", "cifar10:cifar.npz", ("--new-head", "--augment", "crop,flip,erase,mixup,cutmix"), "cAcc"),
+        ("vit", "mnist:mnist", ("--new-head", "--augment", "mixup", "--turn", "30deg", "--hold", "0.1"), "cAcc"),
         ("segformer", "camvid:camvid", ("--new-head", "--size", "64", "--turn", "30deg", "--penalty", "1"), "cIoU"),
         ("segformer", "camvid:camvid", ("--new-head", "--size", "64", "--turn", "30deg", "--hold", "0.1"), "cIoU"),
+        ("segformer", "masks:pairs", ("--new-head", "--size", "64", "--augment", "crop,flip"), "cIoU"),
     ],
 )
 def test_data_sets_are_called_by_name(
@@ -271,7 +277,8 @@ def test_data_sets_are_called_by_name(
     monkeypatch.chdir(home)
     result = found("train", model, "--data", data, "-o", tmp_path / "out", "--epochs", 1, "--batch", 4, *more)
     assert figure in result["test"]
-    assert open_model(tmp_path / "out" / "model").config.num_labels == (11 if model == "segformer" else 10)  # type: ignore[union-attr]
+    classes = {"camvid:camvid": 11, "masks:pairs": 5}.get(data, 10)
+    assert open_model(tmp_path / "out" / "model").config.num_labels == classes  # type: ignore[union-attr]
 
 
 def test_a_head_of_other_classes_is_refused_and_replaced(home: Path, tmp_path: Path) -> None:
@@ -361,6 +368,14 @@ ERRORS = [
     (("train", "vit", "-d", "classes", "-o", "out", "--size", "23"), 3, "cannot take inputs of shape"),
     (("train", "./nix", "-d", "classes", "-o", "out"), 3, "there is no folder './nix'"),
     (("train", "vit", "-d", "classes", "-o", "out", "--turn", "30grad"), 3, "cannot read the range '30grad'"),
+    (("train", "vit", "-d", "classes", "-o", "out", "--augment", "flips"), 3, "got 'flips': did you mean flip?"),
+    (("train", "vit", "-d", "masks:classes", "-o", "out"), 3, "pictures and masks lie in classes/images and"),
+    (
+        ("train", "segformer", "-d", "masks:pairs", "-o", "out", "--augment", "erase"),
+        3,
+        "erase would leave masks behind",
+    ),
+    (("train", "vit", "-d", "hub:some/name", "-o", "out"), 3, "pip install 'softequiv[hub]'"),
     (("train", "vit", "-d", "classes", "-o", "out", "--hold", "0"), 3, "for an error of 0, constrain the weights"),
     (("train", "vit", "-d", "classes", "-o", "out", "--hold", "1", "--penalty", "1"), 2, "give it or --penalty"),
     (("train", "vit", "-d", "classes", "-o", "out", "-g", "SO(x)", "-t", "3deg"), 3, "unknown group"),

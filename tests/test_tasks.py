@@ -15,6 +15,7 @@ import struct
 import sys
 import tarfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -53,8 +54,11 @@ from softequiv.tasks.folders import IMAGENET, image_folder
 from softequiv.tasks.hub import hub_classification
 from softequiv.tasks.masks import Fitted, Values, ade20k, camvid, mask_folders, voc
 from softequiv.tasks.mnist import BLACK, mnist
+from softequiv.tasks.named import Opened, open_task
+from softequiv.tasks.preparation import Squares, normalised, preparation
 from softequiv.tasks.segmentation import MASKS, Segmentation, upsampled
 from softequiv.tasks.splits import few, held_out
+from softequiv.tasks.variations import NAMES, Variations, variations
 
 Image = pytest.importorskip("PIL.Image", reason="needs the extra: pip install 'softequiv[images]'")
 pytest.importorskip("torchmetrics", reason="needs the extra: pip install 'softequiv[metrics]'")
@@ -311,6 +315,7 @@ def test_any_two_folders_of_pictures_and_masks_are_a_task(tmp_path: Path) -> Non
     for i in range(10):
         save(tmp_path / "x" / f"{i}.png", noise(8, 8, 3, seed=i))
         save(tmp_path / "y" / f"{i}.png", noise(8, 8, seed=i) % 3)
+    assert mask_folders(tmp_path / "x", tmp_path / "y", size=8).classes == 3  # as the masks say
     task = mask_folders(tmp_path / "x", tmp_path / "y", Values(3), size=8)
     assert [len(part) for part in (task.train, task.validation, task.test)] == [7, 1, 2]
     held = task.held()
@@ -319,13 +324,19 @@ def test_any_two_folders_of_pictures_and_masks_are_a_task(tmp_path: Path) -> Non
         assert torch.equal(mine, other)
 
 
+class ClassLabel:
+    """Of `datasets`: a column of classes, whose names it may know."""
+
+    def __init__(self, *names: str) -> None:
+        self.names = list(names)
+
+
 class FakeRows:
     """What `datasets` gives: rows by number, columns by name."""
 
-    column_names = ("img", "label")
-
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, *names: str) -> None:
         self.rows = [{"img": Image.fromarray(noise(8, 8, seed=i)), "label": i % 3} for i in range(count)]
+        self.features = {"img": type("Image", (), {})(), "label": ClassLabel(*names)}
         self._fingerprint = f"rows {count}"
 
     def __getitem__(self, key: Any) -> Any:
@@ -336,19 +347,48 @@ def test_data_sets_of_the_hub_are_read_row_by_row(monkeypatch: pytest.MonkeyPatc
     found = {"train": FakeRows(10), "test": FakeRows(4)}
     fake = SimpleNamespace(load_dataset=lambda name: found)
     monkeypatch.setitem(sys.modules, "datasets", fake)
-    task = hub_classification("some/pictures", image="img", size=8, crop=1.0, validation=0.2)
+    task = hub_classification("some/pictures", size=8, crop=1.0, validation=0.2)
     assert [len(part) for part in (task.train, task.validation, task.test)] == [8, 2, 4] and task.classes == 3
     pictures, labels = task.test.batch(torch.tensor([1]))
     grey = torch.from_numpy(noise(8, 8, seed=1)).expand(1, 3, 8, 8)
     assert torch.allclose(pictures, IMAGENET(grey)) and labels.tolist() == [1]
     assert task.train.fingerprint != task.test.fingerprint
+    named = {"image": "img", "label": "label", "size": 8, "crop": 1.0, "validation": 0.2}
+    assert hub_classification("some/pictures", **named).train.fingerprint == task.train.fingerprint
     with pytest.raises(SoftEquivError, match="no split 'validation'; it has train, test"):
-        hub_classification("some/pictures", image="img", test="validation")
-    with pytest.raises(SoftEquivError, match="no column 'image'; it has img, label"):
+        hub_classification("some/pictures", test="validation")
+    with pytest.raises(SoftEquivError, match="no column 'image'; it has img, label: name it by image="):
+        hub_classification("some/pictures", image="image")
+    found["train"].features["fine"] = ClassLabel()
+    with pytest.raises(SoftEquivError, match="2 columns of the kind ClassLabel among img, label, fine; name the one"):
         hub_classification("some/pictures")
+    del found["train"].features["fine"], found["test"]
+    with pytest.raises(SoftEquivError, match="no split 'test'; it has train"):
+        hub_classification("some/pictures")
+    found["validation"] = FakeRows(5)
+    assert len(hub_classification("some/pictures", validation=0.2).test) == 5
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(SoftEquivError, match=r"pip install 'softequiv\[hub\]'"):
         hub_classification("some/pictures")
+
+
+def test_rows_of_the_hub_are_made_ready_and_numbered_as_pictures_of_a_folder_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = {"train": FakeRows(20, "cat", "dog", "owl"), "test": FakeRows(4, "cat", "dog", "owl")}
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=lambda name: found))
+    model: Any = nn.Conv2d(3, 5, 3)
+    opened = open_task("hub:some/birds", model, size=16)
+    assert opened.names == ("cat", "dog", "owl") and opened.task.classes == 3
+    assert [len(part) for part in (opened.task.train, opened.task.validation, opened.task.test)] == [18, 2, 4]
+    pictures, labels = opened.task.test.batch(torch.tensor([1, 2]))
+    assert labels.tolist() == [1, 2]
+    assert torch.equal(pictures[0], preparation(model, 16)[0](found["test"][1]["img"].convert("RGB")))
+    names = ["x", "owl", "cat", "dog", "y"]
+    numbers = {name: number for number, name in enumerate(names)}
+    model.config = SimpleNamespace(id2label=dict(enumerate(names)), label2id=numbers, num_labels=5)
+    assert open_task("hub:some/birds", model, size=16).task.test.labels().tolist() == [2, 3, 1, 2]
+    assert open_task("hub:some/birds", model, size=16, named=False).task.test.labels().tolist() == [0, 1, 2, 0]
 
 
 # examples in files
@@ -704,6 +744,37 @@ def test_randaugment_is_drawn_from_the_generator_or_says_what_it_needs(monkeypat
 def test_a_chance_is_a_probability(make: Callable[[], Any]) -> None:
     with pytest.raises(SoftEquivError, match=r"a chance lies in \[0, 1\]"):
         make()
+
+
+def test_variations_are_called_by_name_in_any_order_with_turning_in_their_middle() -> None:
+    pictures = Held(torch.zeros(4, 3, 8, 8), torch.arange(4))
+    opened = Opened(Classification(pictures, pictures, pictures, classes=4), Squares(8))
+    turning = Augmented(Moves(Pictures(), "C4"))
+    made = variations("mixup, flip,erase,cutmix,crop", opened)
+    assert made == Variations((Resized(8), Flip()), (Erased(), Either(Mixup(4), CutMix(4))))
+    chain = made.around(turning)
+    assert isinstance(chain, Chain)
+    assert chain.transforms == (Resized(8), Flip(), turning, Erased(), Either(Mixup(4), CutMix(4)))
+    assert variations("cutmix", opened) == Variations(after=(CutMix(4),))
+    assert Variations().around(None) is None and Variations().around(turning) == Chain((turning,))
+    masks = Held(torch.zeros(4, 3, 8, 8), torch.zeros(4, 8, 8, dtype=torch.uint8))
+    masked = replace(opened, task=Segmentation(masks, masks, masks, classes=4))
+    assert variations("crop", masked) == Variations((Scaled(8),))
+    with pytest.raises(SoftEquivError, match=r"mixup would leave masks behind; .* crop and flip"):
+        variations("flip,mixup", masked)
+    with pytest.raises(SoftEquivError, match=f"varied by {', '.join(NAMES)}; got 'mixupp': did you mean mixup?"):
+        variations("mixupp", opened)
+
+
+def test_randaugment_by_name_knows_how_pictures_were_normalised(monkeypatch: pytest.MonkeyPatch) -> None:
+    pictures = Held(torch.zeros(4, 3, 8, 8), torch.arange(4))
+    opened = Opened(Classification(pictures, pictures, pictures, classes=4), Squares(8, (0.5,), (0.25,)))
+    monkeypatch.setitem(sys.modules, "torchvision.transforms.v2", None)
+    with pytest.raises(SoftEquivError, match=r"pip install 'softequiv\[vision\]'"):
+        variations("randaugment", opened)
+    for name in ("torchvision", "torchvision.transforms", "torchvision.transforms.v2"):
+        monkeypatch.setitem(sys.modules, name, SimpleNamespace())
+    assert variations("randaugment", opened) == Variations((RandAugment(normalised(opened.prepared)),))
 
 
 # bad input: each a sentence that names what is wrong and what to do

@@ -71,7 +71,7 @@ TrainData = Annotated[
         "--data",
         "-d",
         help="A folder of pictures in class folders, or mnist:PATH, cifar10:PATH, cifar100:PATH, camvid:PATH, "
-        "voc:PATH, ade20k:PATH.",
+        "voc:PATH, ade20k:PATH, masks:PATH, hub:NAME.",
         show_default=False,
     ),
 ]
@@ -90,6 +90,12 @@ Penalty = Annotated[
 ]
 Hold = Annotated[
     float | None, typer.Option("--hold", help="Hold the KL of answers for moved pictures at this target.", min=0)
+]
+Augment = Annotated[
+    str | None,
+    typer.Option(
+        "--augment", help="Vary training pictures: crop, flip, randaugment, erase, mixup, cutmix; joined by commas."
+    ),
 ]
 NewHead = Annotated[bool, typer.Option("--new-head", help="Replace the last layer by one for the data's classes.")]
 Epochs = Annotated[int | None, typer.Option("--epochs", help="How often every picture is seen.", min=1)]

@@ -39,6 +39,7 @@ def train_command(
     turn: options.Turn = None,
     penalty: options.Penalty = 0.0,
     hold: options.Hold = None,
+    augment: options.Augment = None,
     new_head: options.NewHead = False,
     size: options.Size = None,
     epochs: options.Epochs = None,
@@ -54,8 +55,9 @@ def train_command(
     With --softness or --error it is softened first. A run that was stopped goes on when the command is given again;
     torchrun and accelerate launch start it on many devices.
     """
-    from softequiv.tasks.named import class_names, open_task
+    from softequiv.tasks.named import open_task
     from softequiv.tasks.preparation import described
+    from softequiv.tasks.variations import Variations, variations
     from softequiv.training import heads
     from softequiv.training.tune import MODEL, Turns, finished, is_main, tune
 
@@ -82,6 +84,7 @@ def train_command(
         "turn": turn,
         "penalty": penalty,
         "hold": hold,
+        "augment": augment,
         "new_head": new_head,
         "size": size,
         "recipe": asdict(settings),
@@ -93,13 +96,22 @@ def train_command(
         for note in pictures.notes if is_main() else ():
             warnings.warn(note, stacklevel=2)
         if new_head:
-            heads.new_head(net, pictures.task.classes, class_names(data), seed=settings.seed)
+            heads.new_head(net, pictures.task.classes, pictures.names, seed=settings.seed)
         if softening:
             soften(net, mode=cast(Mode, mode), **arguments)
         judged = own_range(net) if turned is None else turned
         turns = Turns(chosen or group_of(net) or SO(2), judged, turned is not None, penalty, hold)
-        told = described(pictures.prepared, net)
-        result = tune(net, pictures.task, settings, turns, out, decided, pictures=told, tensorboard=tensorboard)
+        result = tune(
+            net,
+            pictures.task,
+            settings,
+            turns,
+            out,
+            decided,
+            varied=variations(augment, pictures) if augment else Variations(),
+            pictures=described(pictures.prepared, net),
+            tensorboard=tensorboard,
+        )
     if not is_main():
         return Answer({}, ())
     home = out / MODEL

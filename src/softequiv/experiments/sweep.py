@@ -26,7 +26,7 @@ from softequiv.experiments.pages import Page, Spread, Table, comma_separated, to
 from softequiv.groups import parse_group, parse_range
 from softequiv.measure import measure
 from softequiv.tasks.images import open_images
-from softequiv.tasks.named import class_names, open_task
+from softequiv.tasks.named import open_task
 from softequiv.tasks.segmentation import MASKS, Segmentation
 from softequiv.training import Recipe, fit
 from softequiv.training.heads import check_answers, new_head
@@ -124,9 +124,10 @@ def work(settings: Settings) -> Figures:
     task = None
     if "recipe" in settings:
         named = "new head" not in settings
-        task = open_task(settings["data"], model, size=settings.get("size"), seed=seed, named=named).task
+        opened = open_task(settings["data"], model, size=settings.get("size"), seed=seed, named=named)
+        task = opened.task
         if "new head" in settings:
-            new_head(model, task.classes, class_names(settings["data"]), seed=seed)
+            new_head(model, task.classes, opened.names, seed=seed)
         check_answers(model, task)
     dial = {name: settings[name] for name in DIALS if name in settings}
     soften(model, group, **dial, within=within if "error" in dial else None, mode=settings["mode"])

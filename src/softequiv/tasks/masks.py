@@ -17,6 +17,7 @@ from torch import Tensor
 from softequiv._files import path_of
 from softequiv.errors import SoftEquivError
 from softequiv.measure.functional import IGNORE_INDEX
+from softequiv.measure.progress import progress
 from softequiv.tasks.decoding import BILINEAR, NEAREST, check_pillow, check_side, decoded, is_picture, pixels
 from softequiv.tasks.files import Files, Normalised
 from softequiv.tasks.folders import IMAGENET
@@ -73,12 +74,7 @@ class Fitted:
         check_side(self.size)
 
     def __call__(self, source: Path, target: Path, random: Random) -> tuple[Tensor, Tensor]:
-        picture, mask = decoded(source, "RGB"), decoded(target)
-        if mask.mode not in NUMBERED:
-            raise SoftEquivError(
-                f"{target} is a picture of colours (mode {mask.mode}); masks hold the number of a class in each pixel: "
-                "convert it"
-            )
+        picture, mask = decoded(source, "RGB"), numbered(target)
         if mask.size != picture.size:
             raise SoftEquivError(
                 f"{target} is {mask.size[0]} x {mask.size[1]} and {source} {picture.size[0]} x {picture.size[1]} "
@@ -133,7 +129,7 @@ def ade20k(
 def mask_folders(
     pictures: str | Path,
     masks: str | Path,
-    values: Values,
+    values: Values | None = None,
     *,
     size: int = 512,
     validation: float = 0.1,
@@ -141,10 +137,31 @@ def mask_folders(
     seed: int = 0,
     prepare: Normalised = IMAGENET,
 ) -> Segmentation:
-    """Any folder of pictures with a folder of masks of the same names, split by seed into three."""
+    """Any folder of pictures with a folder of masks of the same names, split by seed into three.
+
+    Where `values` is not given, classes are 0, 1, ... up to the highest value of any mask, and 255 belongs to none.
+    """
     pairs = paired(path_of(pictures), path_of(masks))
+    known = values or Values(1 + max(highest_class(mask) for _, mask in progress(pairs, "reading the masks")))
     learning, asked = _apart(pairs, test, seed)
-    return _segmentation([*_apart(learning, validation, seed), asked], size, values, prepare)
+    return _segmentation([*_apart(learning, validation, seed), asked], size, known, prepare)
+
+
+def highest_class(mask: Path) -> int:
+    """The highest value in a mask but 255; 0 where there is none."""
+    values = numpy.asarray(numbered(mask))
+    return int(values[values != IGNORE_INDEX].max(initial=0))
+
+
+def numbered(mask: Path) -> Any:
+    """A mask as a picture of pillow, whose pixels are numbers of classes."""
+    picture = decoded(mask)
+    if picture.mode not in NUMBERED:
+        raise SoftEquivError(
+            f"{mask} is a picture of colours (mode {picture.mode}); masks hold the number of a class in each pixel: "
+            "convert it"
+        )
+    return picture
 
 
 def paired(pictures: Path, masks: Path) -> Pairs:

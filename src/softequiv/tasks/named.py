@@ -1,5 +1,5 @@
-"""Which problem does a text stand for? `mnist:PATH`, `cifar10:PATH`, `camvid:PATH` and their like, or a folder of
-pictures in folders of classes; pictures are made ready as the model wants them, and it is told how.
+"""Which problem does a text stand for? `mnist:PATH`, `camvid:PATH` and their like, `masks:PATH`, `hub:NAME`, or a
+folder of pictures in folders of classes; pictures are made ready as the model wants them, and it is told how.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,10 +24,11 @@ from softequiv.tasks.base import Examples, Held
 from softequiv.tasks.cifar import HUNDRED, TEN, cifar10, cifar100
 from softequiv.tasks.classification import Classification
 from softequiv.tasks.decoding import MODES, check_pillow, decoded
-from softequiv.tasks.files import Files, Normalised
-from softequiv.tasks.folders import IMAGENET, Items, labelled, split_folder
+from softequiv.tasks.files import Files, Normalised, Read
+from softequiv.tasks.folders import IMAGENET, labelled, split_folder
+from softequiv.tasks.hub import Row, hub_splits
 from softequiv.tasks.images import class_numbers
-from softequiv.tasks.masks import Fitted, ade20k, camvid, voc
+from softequiv.tasks.masks import Fitted, ade20k, camvid, mask_folders, voc
 from softequiv.tasks.mnist import MEAN, STD, mnist
 from softequiv.tasks.preparation import (
     Preparation,
@@ -39,11 +41,14 @@ from softequiv.tasks.preparation import (
 )
 from softequiv.tasks.preprocessor import frame, normalisation, preprocessor_of, read_preprocessor
 from softequiv.tasks.segmentation import Segmentation
+from softequiv.tasks.splits import held_out
 
+Items = tuple[tuple[Any, int], ...]  # sources, and numbers of classes
 Named = Classification | Segmentation
 
 DIGIT_SIDE = 28
 TEST = 0.2  # of the pictures of each class, where the folder has no test of its own
+CHOOSING = 0.1  # of the rows of the hub that are to learn from
 
 
 @dataclass(frozen=True)
@@ -58,11 +63,13 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Opened:
-    """A problem, how its pictures are made ready, and what had to be guessed."""
+    """A problem, how its pictures are made ready, what had to be guessed, and what its classes are called, in the order
+    of their numbers, where the data say so."""
 
     task: Named
     prepared: Preparation
     notes: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -73,7 +80,11 @@ class Ready:
     channels: int
 
     def __call__(self, source: Path, target: int, random: Random) -> tuple[Tensor, Tensor]:
-        return self.prepare(decoded(source, MODES[self.channels])), torch.tensor(target)
+        return self.cut(decoded(source, MODES[self.channels]), random), torch.tensor(target)
+
+    def cut(self, picture: Any, random: Random) -> Tensor:
+        """A decoded picture made ready."""
+        return self.prepare(picture)
 
 
 @dataclass(frozen=True)
@@ -111,7 +122,7 @@ def wanted(model: nn.Module, size: int | None = None) -> Wanted:
 def open_task(text: str, model: nn.Module, *, size: int | None = None, seed: int = 0, named: bool = True) -> Opened:
     """The problem that a text stands for, with pictures as the model wants them, split by seed.
 
-    Class folders get the model's own numbers where it knows all their names, unless `named` is False.
+    Classes get the model's own numbers where it knows all their names, unless `named` is False.
 
     >>> open_task("mnits:digits", nn.Conv2d(1, 8, 3))
     Traceback (most recent call last):
@@ -121,12 +132,14 @@ def open_task(text: str, model: nn.Module, *, size: int | None = None, seed: int
     path_of(text.rpartition(":")[2] if isinstance(text, str) else text)  # what could name nothing is refused
     kind, colon, path = text.partition(":")
     if not colon or Path(text).exists():
-        return _folder(Path(text), model, size, seed, named)
+        return _ready(_folder(Path(text), seed), model, size, named)
+    if kind == HUB:
+        return _ready(_rows(path, seed), model, size, named)
     if kind not in READERS:
-        near = difflib.get_close_matches(kind, READERS, 1)
+        near = difflib.get_close_matches(kind, [*READERS, HUB], 1)
         raise SoftEquivError(
             f"there is no data set {kind!r}{f'; did you mean {near[0]}?' if near else ';'} Known are "
-            f"{', '.join(READERS)}, written as mnist:PATH, and folders of pictures"
+            f"{', '.join(READERS)}, written as mnist:PATH, {HUB}:NAME, and folders of pictures"
         )
     return READERS[kind](Path(path), wanted(model, size), seed)
 
@@ -162,6 +175,11 @@ def _shown(task: Classification, prepare: Sized) -> Opened:
     return Opened(shown, Squares(prepare.size or framed, own.mean, own.std, crop=framed / side))
 
 
+def pictures_and_masks(folder: Path, **settings: Any) -> Segmentation:
+    """Any folder with pictures in images/ and their masks in masks/."""
+    return mask_folders(folder / "images", folder / "masks", **settings)
+
+
 def _masks(read: Callable[..., Segmentation], path: Path, wants: Wanted, seed: int) -> Opened:
     """The whole picture is fitted into a square, for its mask's sake; alone, it is cut by the model's own file, or to
     the middle square."""
@@ -181,21 +199,60 @@ READERS: dict[str, Callable[[Path, Wanted, int], Opened]] = {
     "camvid": partial(_masks, camvid),
     "voc": partial(_masks, voc),
     "ade20k": partial(_masks, ade20k),
+    "masks": partial(_masks, pictures_and_masks),
 }
+HUB = "hub"
 
 
-def _folder(path: Path, model: nn.Module, size: int | None, seed: int, named: bool) -> Opened:
+@dataclass(frozen=True)
+class Parts:
+    """Pictures with the numbers of their classes, by what they are for, and how each part is read once it is known how
+    they are made ready."""
+
+    train: Items
+    validation: Items
+    test: Items
+    classes: int
+    names: tuple[str, ...]
+    learning: Callable[[Ready], Read]
+    testing: Callable[[Ready], Read]
+
+
+def _folder(path: Path, seed: int) -> Parts:
     check_pillow()
     found = split_folder(path, test=TEST, seed=seed)
-    order, classes = _numbers(class_names(path), model, found.classes) if named else (None, found.classes)
-    prepared, note = preparation(model, size)
-    read = Ready(prepared, channels_of(model))
+    names = labelled(path / "train" if (path / "train").is_dir() else path)[1]
+    return Parts(found.train, found.validation, found.test, found.classes, names, from_files, from_files)
 
-    def part(items: Items) -> Files:
+
+def from_files(ready: Ready) -> Read:
+    """A file is decoded by what makes it ready."""
+    return ready
+
+
+def _rows(name: str, seed: int) -> Parts:
+    """Rows of a data set of the hub; a tenth of those to learn from choose the model."""
+    found = hub_splits(name)
+    items, test = found.items
+    kept, held = (tuple(items[number] for number in part.tolist()) for part in held_out(len(items), CHOOSING, seed))
+    read = [partial(Row, rows, found.image) for rows in (found.learning, found.test)]
+    return Parts(kept, held, test, found.classes, found.names, *read)
+
+
+def _ready(parts: Parts, model: nn.Module, size: int | None, named: bool) -> Opened:
+    """Pictures as the model wants them, with its own numbers of classes."""
+    order, classes = _numbers(parts.names, model, parts.classes) if named else (None, parts.classes)
+    prepared, note = preparation(model, size)
+    ready = Ready(prepared, channels_of(model))
+
+    def part(items: Items, read: Read) -> Files:
         return Files(items if order is None else tuple((source, order[label]) for source, label in items), read)
 
-    task = Classification(part(found.train), part(found.validation), part(found.test), classes)
-    return Opened(task, prepared, (note,) if note else ())
+    learning = parts.learning(ready)
+    task = Classification(
+        part(parts.train, learning), part(parts.validation, learning), part(parts.test, parts.testing(ready)), classes
+    )
+    return Opened(task, prepared, (note,) if note else (), parts.names)
 
 
 def _numbers(names: Sequence[str], model: nn.Module, found: int) -> tuple[list[int] | None, int]:
@@ -207,11 +264,3 @@ def _numbers(names: Sequence[str], model: nn.Module, found: int) -> tuple[list[i
     if unknown or not numbers:
         return None, found
     return [numbers[name] for name in names], max(count, len(names))
-
-
-def class_names(source: str | Path) -> tuple[str, ...]:
-    """The names of the class folders of a source, in the order of their numbers; none for other data."""
-    path = Path(source)
-    if not path.is_dir():
-        return ()
-    return labelled(path / "train" if (path / "train").is_dir() else path)[1]

@@ -127,6 +127,17 @@ def described(prepared: Preparation, model: nn.Module) -> Settings | None:
     }
 
 
+def normalised(prepared: Preparation) -> Normalised:
+    """How the numbers of a prepared picture came from bytes.
+
+    >>> normalised(Squares(28, (0.5,), (0.25,)))
+    Normalised(mean=(0.5,), std=(0.25,), pad=0)
+    """
+    if isinstance(prepared, Squares):
+        return Normalised(prepared.mean, prepared.std)
+    return normalisation(read_preprocessor(prepared.path), prepared.path, channels=3)
+
+
 def channels_of(model: nn.Module) -> int:
     """Colours of the pictures that a model takes."""
     first = next((module.in_channels for module in model.modules() if isinstance(module, nn.Conv2d)), 3)

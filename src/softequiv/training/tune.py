@@ -29,6 +29,7 @@ from softequiv.groups import Group
 from softequiv.holding import HeldByMeasurement
 from softequiv.tasks.classification import Classification
 from softequiv.tasks.segmentation import MASKS, Segmentation
+from softequiv.tasks.variations import Variations
 from softequiv.training.board import BOARD, Board
 from softequiv.training.heads import check_answers
 from softequiv.training.loop import CHECKPOINT, Objective, fit, plain
@@ -37,6 +38,7 @@ from softequiv.training.saved import saying_what_failed, set_weights, weights_of
 
 ASKED, RESULT, MODEL = "asked.json", "result.json", "model"
 POOL = 1024  # elements that stand for a range
+UNVARIED = Variations()
 
 Figures = dict[str, Any]
 
@@ -95,12 +97,14 @@ def tune(
     folder: Path,
     asked: Mapping[str, Any],
     *,
+    varied: Variations = UNVARIED,
     pictures: Mapping[str, Any] | None = None,
     tensorboard: bool = False,
 ) -> Figures:
     """Train a model in a folder and test it; what result.json then holds. The model is in the folder `model` there.
 
-    `asked` is what decided model and task, as JSON can hold it; `pictures` is what `save_model` writes of them.
+    `asked` is what decided model and task, as JSON can hold it; `varied` is what is done to training pictures beside
+    turning them; `pictures` is what `save_model` writes of them.
     """
     model = in_float32(model)
     check_answers(model, task)
@@ -113,7 +117,7 @@ def tune(
     objective: Objective = held or (Penalised(known, turns.penalty, outputs, "kl") if turns.penalty else plain)
     whole = copy.deepcopy(model)  # FSDP2 does not give back the model that it shards
     # a held target learns from moved pictures beside upright ones
-    augmented = Augmented(known, known.on(labels)) if turns.trained and held is None else None
+    turning = Augmented(known, known.on(labels)) if turns.trained and held is None else None
     with _asked(folder, asked):
         watched = [Board(folder)] if tensorboard and is_main() else []
         fitted = fit(
@@ -122,7 +126,7 @@ def tune(
             recipe,
             known,
             objective=objective,
-            transform=augmented,
+            transform=varied.around(turning),
             folder=folder,
             after_step=watched,
         )
