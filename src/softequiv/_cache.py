@@ -7,6 +7,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import fields, is_dataclass
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
@@ -18,6 +19,13 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 CAPACITY_BYTES = 1 << 30  # a 64 x 64 grid's basis takes 134 MB; a ViT needs a few MB
+
+
+def on_the_cpu() -> AbstractContextManager[Any]:
+    """A context in which new tensors are on the CPU. Where they are so anyway it is empty: torch's own asks about every
+    operation, which takes as long as a small spectrum.
+    """
+    return nullcontext() if torch.get_default_device().type == "cpu" else torch.device("cpu")
 
 
 class Cache:
@@ -47,7 +55,7 @@ class Cache:
                 return result
         # outside the lock: two threads may compute the same value, none waits for another's; and the same whatever the
         # caller is doing, since others will be given it
-        with torch.inference_mode(False), torch.no_grad(), torch.device("cpu"):
+        with torch.inference_mode(False), torch.no_grad(), on_the_cpu():
             result = compute()
         with self._lock:
             if key not in self._entries:
