@@ -20,9 +20,10 @@ from softequiv._text import aligned
 from softequiv.actions import Pictures, Vectors
 from softequiv.adapt.bake import bake
 from softequiv.adapt.find import Setting
+from softequiv.adapt.group import chosen_group, group_of
 from softequiv.asking import asked, at_home, check_finite, evaluating
 from softequiv.asking.proportion import proportion_upper
-from softequiv.certify.certificate import found_located, group_of, soft_located, span
+from softequiv.certify.certificate import found_located, soft_located, span
 from softequiv.certify.operator import as_hom, spectral_norm
 from softequiv.certify.statistical import check_alone, check_seed, checked_confidence
 from softequiv.certify.weight import Located, certified
@@ -30,7 +31,6 @@ from softequiv.errors import SoftEquivError, checked_amount
 from softequiv.groups import C, D, Element, Group, Reflection
 from softequiv.groups.angles import range_of
 from softequiv.groups.base import elements_within
-from softequiv.groups.parse import as_group
 from softequiv.nn.layers import is_scalar
 from softequiv.reps import Action, Rep
 
@@ -282,9 +282,7 @@ def embedding_residual(
 
 def of_range(model: nn.Module, group: Group | str | None, within: float | str | None) -> tuple[Group, float]:
     """The group, by default the model's own, and the range, by default all of it."""
-    chosen = group_of(model) if group is None else as_group(group)
-    if chosen is None:
-        raise SoftEquivError("this model has no soft weights: say for which group to certify it, such as group=SO(2)")
+    chosen = chosen_group(model, group, "certify")
     reach = range_of(within)
     reach = math.inf if reach is None else reach
     chosen.reach(reach)

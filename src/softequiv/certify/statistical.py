@@ -22,9 +22,10 @@ from torch.nn import functional
 
 from softequiv._text import aligned
 from softequiv.actions import Acts, Moves, Pictures, Points, Still
+from softequiv.adapt.group import chosen_group, group_of
 from softequiv.asking import asked, at_home, check_finite, default_target, evaluating, inputs_of
 from softequiv.asking.proportion import proportion_upper
-from softequiv.certify.certificate import bakeable, group_of, own_range, span, versions
+from softequiv.certify.certificate import bakeable, own_range, span, versions
 from softequiv.certify.kept import (
     entries_of,
     fitting,
@@ -36,11 +37,10 @@ from softequiv.certify.kept import (
     write_text,
 )
 from softequiv.certify.weight import digest, gathered
-from softequiv.errors import GroupError, SoftEquivError, checked_amount, checked_number
+from softequiv.errors import SoftEquivError, checked_amount, checked_number
 from softequiv.groups import DirectProduct, Group, parse_group
 from softequiv.groups.angles import Angle, range_of
 from softequiv.groups.custom import MatrixGroup
-from softequiv.groups.parse import as_group
 
 FORMAT = 1
 LARGEST_BET = 0.9  # a bet of 1 is ruined by one sample at the far end of its range
@@ -209,10 +209,7 @@ def certify_data(
     >>> certify_data(net, torch.randn(200, 1, 9, 9), "C4")["total variation"].bound < 0.2
     True
     """
-    own = group_of(model) if isinstance(model, nn.Module) else None
-    group = own if group is None else as_group(group)
-    if group is None:
-        raise GroupError("this model has no soft weights: say for which group to certify it, such as group=SO(2)")
+    own, group = group_of(model), chosen_group(model, group, "certify")
     reach = range_of(within)
     reach = reach if reach is not None else own_range(model) if group == own else math.inf
     group.reach(reach)

@@ -14,9 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from softequiv.actions import Pictures
+from softequiv.adapt.group import group_of
 from softequiv.adapt.soften import soften
 from softequiv.certify import Certificate, certify
-from softequiv.certify.certificate import group_of, versions
+from softequiv.certify.certificate import versions
 from softequiv.certify.statistical import checked_confidence, how_drawn
 from softequiv.errors import SoftEquivError
 from softequiv.gains import LevelGain, softness
