@@ -38,9 +38,8 @@ from softequiv.certify.kept import (
 )
 from softequiv.certify.weight import digest, gathered
 from softequiv.errors import SoftEquivError, checked_amount, checked_number
-from softequiv.groups import DirectProduct, Group, parse_group
-from softequiv.groups.angles import Angle, range_of
-from softequiv.groups.custom import MatrixGroup
+from softequiv.groups import Group, parse_group
+from softequiv.groups.angles import range_of
 
 FORMAT = 1
 LARGEST_BET = 0.9  # a bet of 1 is ruined by one sample at the far end of its range
@@ -213,6 +212,7 @@ def certify_data(
     reach = range_of(within)
     reach = reach if reach is not None else own_range(model) if group == own else math.inf
     group.reach(reach)
+    limit = None if math.isinf(reach) else reach
     confidence = checked_confidence(confidence)
     if clip is not None:
         clip = checked_amount(clip, "clip, the largest value that counts,", positive=True)
@@ -229,7 +229,7 @@ def certify_data(
             hashed.update(gathered(inputs).contiguous().view(torch.uint8).numpy().tobytes())
             x, numbers = at_home(model, inputs), torch.arange(len(inputs))
             acts.check(group, x[0])
-            drawn = [group.random(generator, None if math.isinf(reach) else reach) for _ in range(len(x))]
+            drawn = [group.random(generator, limit) for _ in range(len(x))]
             moves = Moves(acts, group, elements=drawn)
             raw, moved = (asked(model, part) for part in (x, moves(x, numbers)))
             check_finite(raw, "answers")
@@ -252,7 +252,7 @@ def certify_data(
     return StatisticalCertificate(
         group=group,
         within=reach,
-        drawn=how_drawn(group, reach),
+        drawn=group.how_drawn(limit),
         acts=repr(acts),
         target=repr(target),
         samples=samples,
@@ -391,26 +391,6 @@ def averaged(values: Tensor, inside: Tensor | None) -> Tensor:
             "pictures, or a target with another interpolation"
         )
     return (values * inside).flatten(1).sum(1) / pixels
-
-
-def how_drawn(group: Group, within: float) -> str:
-    """In words, how `group.random` draws from the range."""
-    if group.order < math.inf:
-        return "uniform over the elements in range, the identity among them"
-    factors = group.factors if isinstance(group, DirectProduct) else ()
-    given = any(isinstance(part, MatrixGroup) for part in (group, *factors))  # whose Haar measure is not known
-    if factors and (isinstance(within, Angle) or (math.isinf(within) and given)):
-        return "; ".join(f"{factor}: {how_drawn(factor, within)}" for factor in factors)
-    if math.isinf(within):
-        steps = ", each step up to 2 times either way" if given and len(group.steps) else ""
-        return f"standard normal coordinates{steps}" if given else "from the Haar measure"
-    if not len(group.steps):
-        return "coordinates uniform in the ball of the range"
-    most = f", at most {within!r}" if isinstance(within, Angle) else ""
-    return (
-        "steps one after another of those that still fit the range, or no more, then coordinates uniform in the ball "
-        f"of what is left{most}"
-    )
 
 
 def model_digest(model: nn.Module) -> str:
