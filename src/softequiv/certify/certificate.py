@@ -37,7 +37,7 @@ from softequiv.certify.kept import (
     write_text,
 )
 from softequiv.certify.modelled import ActionGap, action_gaps
-from softequiv.certify.weight import Located, WeightCertificate, certified, digest, gathered
+from softequiv.certify.weight import Located, WeightCertificate, certified, digest
 from softequiv.errors import SoftEquivError
 from softequiv.gains import least_distortion
 from softequiv.groups import Group, parse_group
@@ -321,7 +321,7 @@ def verified(certificate: Certificate, model: nn.Module) -> Verification:
         new = fresh.get(old.name)
         if new is None and old.name not in stored:
             changes.append(f"{old.name} is missing from the model")
-        elif (digest(gathered(stored[old.name])) if new is None else new.sha256) != old.sha256:
+        elif (digest(stored[old.name]) if new is None else new.sha256) != old.sha256:
             found = f"{new.error:.6g} now" if new is not None else "unknown now"
             changes.append(f"{old.name} changed: its certified error was {old.error:.6g} and is {found}")
         elif new is None:

@@ -36,7 +36,7 @@ from softequiv.certify.kept import (
     write_range,
     write_text,
 )
-from softequiv.certify.weight import digest, gathered
+from softequiv.certify.weight import bytes_of, digest
 from softequiv.errors import SoftEquivError, checked_amount, checked_number
 from softequiv.groups import Group, parse_group
 from softequiv.groups.angles import range_of
@@ -226,7 +226,7 @@ def certify_data(
         for inputs in inputs_of(data, batch_size):
             if not columns:
                 hashed.update(f"{inputs.dtype} {tuple(inputs.shape[1:])} ".encode())
-            hashed.update(gathered(inputs).contiguous().view(torch.uint8).numpy().tobytes())
+            hashed.update(bytes_of(inputs))
             x, numbers = at_home(model, inputs), torch.arange(len(inputs))
             acts.check(group, x[0])
             drawn = [group.random(generator, limit) for _ in range(len(x))]
@@ -396,10 +396,10 @@ def averaged(values: Tensor, inside: Tensor | None) -> Tensor:
 def model_digest(model: nn.Module) -> str:
     """One sha256 of all weights as the model uses them, and of its buffers, under their names."""
     buffers = ((name, value) for name, value in model.named_buffers() if "parametrizations" not in name.split("."))
-    lines = []
-    for name, value in (*bakeable(model), *buffers):
-        whole = gathered(value)
-        lines.append(f"{name} {digest(whole.reshape(1) if whole.ndim == 0 else whole)}")
+    lines = [
+        f"{name} {digest(value.reshape(1) if value.ndim == 0 else value)}"
+        for name, value in (*bakeable(model), *buffers)
+    ]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
