@@ -13,13 +13,13 @@ from torch import Tensor, nn
 
 from softequiv.actions import Acts, Pictures, Still
 from softequiv.errors import SoftEquivError
+from softequiv.nn.module import check_module
 
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
     """The model in eval mode without gradients; every module's own mode is restored afterwards."""
-    if not isinstance(model, nn.Module):
-        raise SoftEquivError(f"model must be a torch module; got {type(model).__name__}: wrap a function in one")
+    check_module(model)
     if any(tensor.is_meta for tensor in model.parameters()):
         raise SoftEquivError("the model is on the meta device, where weights have no values; load them first")
     modes = [(module, module.training) for module in model.modules()]

@@ -32,6 +32,7 @@ from softequiv.groups import C, D, Element, Group, Reflection
 from softequiv.groups.angles import range_of
 from softequiv.groups.base import elements_within
 from softequiv.nn.layers import is_scalar
+from softequiv.nn.module import check_module
 from softequiv.reps import Action, Rep
 
 ABSTAINED = -1  # in place of a class
@@ -73,8 +74,7 @@ class Smoothed(nn.Module):
 
     def __init__(self, model: nn.Module, layer: str, sigma: float, *, votes: int = 100, seed: int = 0) -> None:
         super().__init__()
-        if not isinstance(model, nn.Module):
-            raise SoftEquivError(f"model must be a torch module; got {type(model).__name__}: wrap a function in one")
+        check_module(model)
         sigma = checked_sigma(sigma)
         check_votes(votes)
         check_seed(seed)
