@@ -21,12 +21,11 @@ from softequiv.experiments.base import Experiment, Scale, data_folder
 from softequiv.experiments.cells import Cell, Figures, Row, Settings
 from softequiv.experiments.compare import (
     Curves,
-    at_least_as_good,
+    as_good_as_plain,
     beats,
-    better_at_equal_gain,
     curves,
     dials_move,
-    stops_of,
+    lower_errors,
     trade_off,
 )
 from softequiv.experiments.finetune import KINDS, OURS, longer, trained_and_judged
@@ -157,13 +156,8 @@ def page(rows: Sequence[Row], scale: Scale) -> Page:
         replace(claim, text=f"{symmetry}: {claim.text}")
         for symmetry, found in panels.items()
         for claim in (
-            *(
-                better_at_equal_gain(found, arms, other, what)
-                for other in OTHERS
-                for what, arms in KINDS.items()
-                if other in found and stops_of(found, arms)
-            ),
-            *(at_least_as_good(found, arms, what) for what, arms in KINDS.items() if stops_of(found, arms)),
+            *lower_errors(found, KINDS, OTHERS),
+            *as_good_as_plain(found, KINDS),
             *dials_move(found, DIALLED),
         )
     ]
