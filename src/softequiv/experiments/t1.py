@@ -16,13 +16,12 @@ from torch import nn
 
 from softequiv.baselines.augmentation import Augmented
 from softequiv.experiments.arms import HALF_BATCHES, Armed, Setting, armed, batch_of, restore_variance
-from softequiv.experiments.augmentation import RIVALS
+from softequiv.experiments.augmentation import RIVALS, against
 from softequiv.experiments.base import Experiment, Scale, data_folder
 from softequiv.experiments.cells import Cell, Figures, Row, Settings
 from softequiv.experiments.compare import (
     Curves,
     as_good_as_plain,
-    beats,
     curves,
     dials_move,
     lower_errors,
@@ -57,6 +56,7 @@ STOPS: dict[str, tuple[float, ...]] = {
 SEEDS = {"penalty": 3, "held": 3, "held + labels": 3, HALF_BATCHES: 3, "mixture": 3}  # of the others 5
 SYMMETRIES = ("rotation", "roto-reflection")
 OTHERS = ("paper", "paper (smooth)", "RPP", "penalty")
+SEEING_TURNS = ("penalty", "held", "held + labels", HALF_BATCHES)  # which turn digits themselves in training
 DIALLED = (*OURS, "paper", "paper (smooth)", "RPP")  # a penalty is a strength: more of it is less error
 TURNED = [
     ("plain", 1.0),
@@ -214,7 +214,7 @@ def beside_augmentation(rows: Sequence[Row]) -> dict[str, Curves]:
             curves([row for row in whole if (row["symmetry"], row["turned"]) == (symmetry, way)], GAIN, ERROR)
             for way in (False, True)
         )
-        dials = {arm: upright[arm] for arm in ("penalty", "held", "held + labels", HALF_BATCHES) if arm in upright}
+        dials = {arm: upright[arm] for arm in SEEING_TURNS if arm in upright}
         rivals = {name: turned[arm] for name, (arm, *_) in RIVALS.items() if arm in turned}
         if dials and rivals:
             shown[symmetry] = dials | rivals
@@ -230,14 +230,10 @@ def against_augmentation(rows: Sequence[Row]) -> list[Claim]:
             found = curves([row for row in mine if not row["turned"]], GAIN, ERROR)
             turned = curves([row for row in mine if row["turned"]], GAIN, ERROR)
             claims += [
-                replace(claim, text=f"{symmetry}, {100 * labels:g} % of the labels: {claim.text}")
-                for rival, (base, *_) in RIVALS.items()
-                if base in turned
-                for claim in (
-                    beats(found, arm, turned[base][0], rival)
-                    for arm in ("ours", "penalty", "held", "held + labels", HALF_BATCHES)
-                    if arm in found
-                )
+                replace(made[arm], text=f"{symmetry}, {100 * labels:g} % of the labels: {made[arm].text}")
+                for made in against(found, turned).values()
+                for arm in ("ours", *SEEING_TURNS)
+                if arm in made
             ]
     return claims
 
