@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from softequiv.actions import Acts, Pictures, Still
 from softequiv.errors import SoftEquivError
@@ -72,6 +73,17 @@ def asked(model: nn.Module, x: Tensor) -> Tensor:
             f"{len(x)} samples gave an answer of shape {tuple(y.shape)}; the first axis must be the samples'"
         )
     return y
+
+
+def at_size_of(x: Tensor, y: Tensor) -> Tensor:
+    """Scores per pixel, (N, K, h, w), at the size of the pictures x; other answers as they are.
+
+    >>> at_size_of(torch.zeros(2, 3, 8, 8), torch.zeros(2, 5, 4, 4)).shape
+    torch.Size([2, 5, 8, 8])
+    """
+    if y.ndim != 4 or x.ndim != 4 or y.shape[-2:] == x.shape[-2:]:
+        return y
+    return functional.interpolate(y, x.shape[-2:], mode="bilinear", align_corners=False)
 
 
 def check_finite(

@@ -22,6 +22,7 @@ from softequiv.adapt.bake import bake
 from softequiv.adapt.find import Setting
 from softequiv.adapt.group import chosen_group, group_of
 from softequiv.asking import asked, at_home, check_finite, evaluating
+from softequiv.asking.data import check_count
 from softequiv.asking.proportion import proportion_upper
 from softequiv.certify.certificate import found_located, soft_located, span
 from softequiv.certify.operator import as_hom, spectral_norm
@@ -76,7 +77,7 @@ class Smoothed(nn.Module):
         super().__init__()
         check_module(model)
         sigma = checked_sigma(sigma)
-        check_votes(votes)
+        check_count("votes", votes)
         check_seed(seed)
         if layer not in dict(model.named_modules()) or not layer:
             known = [name for name, module in model.named_modules() if name and not list(module.children())]
@@ -91,7 +92,7 @@ class Smoothed(nn.Module):
     @torch.no_grad()
     def counts(self, x: Tensor, votes: int, seed: int) -> Tensor:
         """How many of so many noisy passes say each class: (N, K) int64."""
-        check_votes(votes)
+        check_count("votes", votes)
         total: Tensor | None = None
         source: torch.Generator | None = None
 
@@ -201,7 +202,7 @@ def certify_smoothed(
             "Smoothed(model, layer, sigma)"
         )
     confidence = checked_confidence(confidence)
-    check_votes(votes)
+    check_count("votes", votes)
     check_seed(seed)
     check_samples(x)
     model = smoothed.model
@@ -467,9 +468,3 @@ def check_samples(x: Tensor) -> None:
 def checked_sigma(sigma: float) -> float:
     """The size of the noise, as Python's own number."""
     return float(checked_amount(sigma, "sigma, the standard deviation of the noise,", positive=True))
-
-
-def check_votes(votes: int) -> None:
-    """Raise a sentence unless there are votes."""
-    if not isinstance(votes, int) or votes < 1:
-        raise SoftEquivError(f"votes must be a whole number of at least 1; got {votes!r}")

@@ -18,12 +18,13 @@ from typing import Any, get_type_hints
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from softequiv._text import aligned
 from softequiv.actions import Acts, Moves, Pictures, Points, Still
 from softequiv.adapt.group import chosen_group, group_of
 from softequiv.asking import asked, at_home, check_finite, default_target, evaluating, inputs_of
+from softequiv.asking.answers import at_size_of
+from softequiv.asking.data import check_count
 from softequiv.asking.proportion import proportion_upper
 from softequiv.certify.certificate import bakeable, own_range, span, versions
 from softequiv.certify.kept import (
@@ -216,8 +217,7 @@ def certify_data(
     confidence = checked_confidence(confidence)
     if clip is not None:
         clip = checked_amount(clip, "clip, the largest value that counts,", positive=True)
-    if not isinstance(batch_size, int) or batch_size < 1:
-        raise SoftEquivError(f"batch_size must be a whole number of at least 1; got {batch_size!r}")
+    check_count("batch_size", batch_size)
     check_seed(seed)
     generator = torch.Generator().manual_seed(seed)
     columns: dict[str, list[Tensor]] = {}
@@ -235,7 +235,7 @@ def certify_data(
             check_finite(raw, "answers")
             if not columns:
                 check_alone(model, x, raw, "keep running statistics, or take batch_size=1")
-            y, moved = compared(raw, x), compared(moved, x)
+            y, moved = at_size_of(x, raw), at_size_of(x, moved)
             check_finite(moved, "answers to moved inputs")
             target = target or default_target(acts, y)
             target.check(group, y[0])
@@ -401,13 +401,6 @@ def model_digest(model: nn.Module) -> str:
         for name, value in (*bakeable(model), *buffers)
     ]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
-
-
-def compared(y: Tensor, x: Tensor) -> Tensor:
-    """Answers where they are compared: scores per pixel at the size of the picture."""
-    if y.ndim != 4 or x.ndim != 4 or y.shape[-2:] == x.shape[-2:]:
-        return y
-    return functional.interpolate(y, x.shape[-2:], mode="bilinear", align_corners=False)
 
 
 def sealed(entries: Mapping[str, Any]) -> str:

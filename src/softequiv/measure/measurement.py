@@ -14,12 +14,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from softequiv._text import aligned
 from softequiv.actions import Acts, Pictures, Still
 from softequiv.adapt.group import chosen_group
-from softequiv.asking.answers import asked, at_home, check_finite, default_target, evaluating
+from softequiv.asking.answers import asked, at_home, at_size_of, check_finite, default_target, evaluating
 from softequiv.asking.data import Batch, batches, check_count, count
 from softequiv.asking.divergence import kl_divergence
 from softequiv.errors import SoftEquivError
@@ -173,9 +172,7 @@ class Setting:
 
     def compared(self, y: Tensor, x: Tensor) -> Tensor:
         """Answers where they are compared: scores per pixel at the size of the picture."""
-        if not self.is_map(y) or y.shape[-2:] == x.shape[-2:]:
-            return y
-        return functional.interpolate(y, x.shape[-2:], mode="bilinear", align_corners=False)
+        return at_size_of(x, y) if self.is_map(y) else y
 
     def scores(self, model: nn.Module, x: Tensor) -> Tensor:
         """F(x) as it is compared."""
