@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 import softequiv as se
-from softequiv.errors import SoftEquivError
+from softequiv.errors import MissingDataError, SoftEquivError
 from softequiv.experiments import whole_network
 from softequiv.experiments.arms import ARMS, Setting, armed, kept, restore_variance
 from softequiv.experiments.augmentation import RIVALS
@@ -49,6 +49,8 @@ def work(settings: Any) -> dict[str, Any]:
     time.sleep(settings.get("seconds", 0))
     if settings["number"] == settings.get("fails"):
         raise SoftEquivError("no such luck; try again")
+    if settings["number"] == settings.get("lacks"):
+        raise MissingDataError("digits are not there; fetch them")
     if settings["number"] == settings.get("dies") and not Path(settings["log"]).with_suffix(".dead").exists():
         Path(settings["log"]).with_suffix(".dead").touch()
         os.kill(os.getpid(), signal.SIGKILL)
@@ -78,6 +80,18 @@ def test_a_cell_that_fails_is_named_and_the_others_are_kept(tmp_path):
     assert len(list((tmp_path / "cells").glob("*.error.txt"))) == 1
     run_cells(cells(tmp_path, fails=2), lambda settings: {"square": 4}, tmp_path / "cells")  # mended
     assert not list((tmp_path / "cells").glob("*.error.txt"))
+
+
+def test_where_the_first_cell_lacks_its_data_no_other_is_tried(tmp_path):
+    with pytest.raises(MissingDataError, match=r"^digits are not there; fetch them; none of 4 cells was computed$"):
+        run_cells(cells(tmp_path, lacks=0), work, tmp_path / "cells")
+    assert computed(tmp_path) == [0]
+
+
+def test_where_a_later_cell_lacks_its_data_the_others_are_kept(tmp_path):
+    with pytest.raises(SoftEquivError, match=r"1 of 4 cells failed; the others are kept.*digits are not there"):
+        run_cells(cells(tmp_path, lacks=2), work, tmp_path / "cells")
+    assert computed(tmp_path) == [0, 1, 2, 3]
 
 
 def failing(settings: Any) -> dict[str, Any]:
@@ -327,7 +341,7 @@ def test_bars_and_lines_do_not_break_a_table():
 
 def test_data_that_is_not_there_is_named(monkeypatch, tmp_path):
     monkeypatch.setenv("SOFTEQUIV_DATA", str(tmp_path))
-    with pytest.raises(SoftEquivError, match="mnist is not there; set the environment variable SOFTEQUIV_DATA"):
+    with pytest.raises(MissingDataError, match="mnist is not there; set the environment variable SOFTEQUIV_DATA"):
         data_folder("mnist")
 
 

@@ -19,7 +19,7 @@ import pytest
 from typer.testing import CliRunner
 
 from softequiv.cli import commands
-from softequiv.errors import SoftEquivError
+from softequiv.errors import MissingDataError, SoftEquivError
 from softequiv.experiments.base import Experiment, reproduce
 from softequiv.experiments.cells import Cell, Work, keep, read_row, run_cells
 from softequiv.experiments.ray_cells import OnRay, there
@@ -59,6 +59,8 @@ def test_any_runner_fills_the_same_cells(
     assert "[1/2] number=3" in capsys.readouterr().out
     with pytest.raises(SoftEquivError, match=r"1 of 6 cells failed.*number=5.*no such luck"):
         run_cells(cells(tmp_path, 6, fails=5), work, tmp_path / "cells", runner=Elsewhere())
+    with pytest.raises(MissingDataError, match="digits are not there; fetch them; none of 1 cells was computed"):
+        run_cells(cells(tmp_path, 1, lacks=0), work, tmp_path / "cells", runner=Elsewhere())
     experiment = Experiment("X", "Squares", lambda scale: cells(tmp_path), work, page)
     assert reproduce(experiment, "smoke", out=tmp_path / "out", runner=Elsewhere()).is_file()
 

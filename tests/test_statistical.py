@@ -10,7 +10,7 @@ from torch import nn
 import softequiv as se
 from softequiv.actions import Pictures, Points, Still
 from softequiv.asking.proportion import proportion_upper
-from softequiv.certify.statistical import StatisticalCertificate, how_drawn, mean_upper, model_digest
+from softequiv.certify.statistical import StatisticalCertificate, mean_upper, model_digest
 from softequiv.errors import SoftEquivError
 
 DELTA, DRAWS = 0.05, 600
@@ -328,19 +328,20 @@ FLIP = torch.diag(torch.tensor([1.0, -1.0]))
 @pytest.mark.parametrize(
     ("group", "within", "words"),
     [
-        (se.SO(2), math.inf, "from the Haar measure"),
-        (se.SO(2) * se.C(4), math.inf, "from the Haar measure"),
+        (se.SO(2), None, "from the Haar measure"),
+        (se.SO(2) * se.C(4), None, "from the Haar measure"),
+        (se.Scaling(), None, "standard normal coordinates"),
         (se.C(8) * se.C(4), se.degrees(90), "uniform over the elements in range, the identity among them"),
         (se.SO(3), se.degrees(30), "coordinates uniform in the ball of the range"),
-        (se.group_from(lie=[J], covering_radius=math.pi), math.inf, "standard normal coordinates"),
+        (se.group_from(lie=[J], covering_radius=math.pi), None, "standard normal coordinates"),
         (
             se.group_from(lie=[J], steps=[FLIP], covering_radius=4.0),
-            math.inf,
+            None,
             "standard normal coordinates, each step up to 2 times either way",
         ),
         (
             se.group_from(lie=[J], name="mine", covering_radius=math.pi) * se.C(4),
-            math.inf,
+            None,
             "mine: standard normal coordinates; C4: uniform over the elements in range, the identity among them",
         ),
         (
@@ -359,11 +360,11 @@ FLIP = torch.diag(torch.tensor([1.0, -1.0]))
     ids=str,
 )
 def test_how_elements_are_drawn_is_said_as_it_is(group, within, words):
-    assert how_drawn(group, within) == words
+    assert group.how_drawn(within) == words
 
 
 def test_an_angle_bounds_the_flow_whatever_steps_are_taken():
-    assert how_drawn(se.O(2), se.degrees(30)).endswith("the ball of what is left, at most 30deg")
+    assert se.O(2).how_drawn(se.degrees(30)).endswith("the ball of what is left, at most 30deg")
 
 
 def test_a_group_given_by_generators_is_not_said_to_have_a_haar_measure():

@@ -36,6 +36,10 @@ class TooLargeError(SoftEquivError):
     """A problem too large for the only route that is left."""
 
 
+class MissingDataError(SoftEquivError):
+    """Data of an experiment that are not where they are looked for."""
+
+
 class PerformanceWarning(UserWarning):
     """A correct but slow route was taken; the message states the size."""
 

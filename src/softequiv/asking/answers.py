@@ -10,16 +10,17 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from softequiv.actions import Acts, Pictures, Still
 from softequiv.errors import SoftEquivError
+from softequiv.nn.module import check_module
 
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
     """The model in eval mode without gradients; every module's own mode is restored afterwards."""
-    if not isinstance(model, nn.Module):
-        raise SoftEquivError(f"model must be a torch module; got {type(model).__name__}: wrap a function in one")
+    check_module(model)
     if any(tensor.is_meta for tensor in model.parameters()):
         raise SoftEquivError("the model is on the meta device, where weights have no values; load them first")
     modes = [(module, module.training) for module in model.modules()]
@@ -72,6 +73,17 @@ def asked(model: nn.Module, x: Tensor) -> Tensor:
             f"{len(x)} samples gave an answer of shape {tuple(y.shape)}; the first axis must be the samples'"
         )
     return y
+
+
+def at_size_of(x: Tensor, y: Tensor) -> Tensor:
+    """Scores per pixel, (N, K, h, w), at the size of the pictures x; other answers as they are.
+
+    >>> at_size_of(torch.zeros(2, 3, 8, 8), torch.zeros(2, 5, 4, 4)).shape
+    torch.Size([2, 5, 8, 8])
+    """
+    if y.ndim != 4 or x.ndim != 4 or y.shape[-2:] == x.shape[-2:]:
+        return y
+    return functional.interpolate(y, x.shape[-2:], mode="bilinear", align_corners=False)
 
 
 def check_finite(

@@ -42,10 +42,10 @@ def binomial(filter_size: int) -> Tensor:
     return torch.tensor(taps, dtype=torch.float64)
 
 
-def checked_size(what: str, value: int) -> None:
+def checked_size(what: str, value: int, least: int = 1) -> None:
     """A number of taps, pixels or channels."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise SoftEquivError(f"{what} is a whole number of at least 1; got {value!r}")
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise SoftEquivError(f"{what} is a whole number of at least {least}; got {value!r}")
 
 
 class BlurPool2d(nn.Module):

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from softequiv._cache import cached
+from softequiv.baselines.blurpool import checked_size
 from softequiv.baselines.rpp import pathways
 from softequiv.errors import GroupError, SoftEquivError
 from softequiv.gains import LevelGain
@@ -117,8 +118,7 @@ class _ElementConv2d(nn.Module, ABC):
             ("stride", stride, 1),
             ("padding", padding, 0),
         ):
-            if not isinstance(value, int) or value < least:
-                raise SoftEquivError(f"{what} is a whole number of at least {least}; got {value!r}")
+            checked_size(what, value, least)
         self.group, self.action = checked_plane(group), action
         self.in_channels, self.out_channels, self.kernel_size = in_channels, out_channels, kernel_size
         self.stride, self.padding = stride, padding

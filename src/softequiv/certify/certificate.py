@@ -24,6 +24,8 @@ from softequiv._version import __version__
 from softequiv.adapt.bake import bake
 from softequiv.adapt.checkpoint import action_of
 from softequiv.adapt.find import Found, Setting, find, refuse_unready
+from softequiv.adapt.group import chosen_group
+from softequiv.adapt.group import group_of as group_of  # a name of this file as well
 from softequiv.certify.kept import (
     entries_of,
     fitting,
@@ -35,12 +37,11 @@ from softequiv.certify.kept import (
     write_text,
 )
 from softequiv.certify.modelled import ActionGap, action_gaps
-from softequiv.certify.weight import Located, WeightCertificate, certified, digest, gathered
-from softequiv.errors import GroupError, SoftEquivError
+from softequiv.certify.weight import Located, WeightCertificate, certified, digest
+from softequiv.errors import SoftEquivError
 from softequiv.gains import least_distortion
 from softequiv.groups import Group, parse_group
 from softequiv.groups.angles import range_of
-from softequiv.groups.parse import as_group
 from softequiv.nn import soft_weights
 from softequiv.reps import Action
 
@@ -170,10 +171,7 @@ def certify_weights(
     >>> certificate.within, round(certificate["weight"].error, 4)
     (30deg, 0.1)
     """
-    own = group_of(model)
-    chosen = own if group is None else as_group(group)
-    if chosen is None:
-        raise GroupError("this model has no soft weights: say for which group to certify it, such as group=SO(2)")
+    own, chosen = group_of(model), chosen_group(model, group, "certify")
     if chosen == own:
         weights, targets = soft_located(model), target_ranges(model)
     else:
@@ -201,14 +199,6 @@ def certify_weights(
         gaps=() if images is None else action_gaps(located, images, reach),
         versions=versions(),
     )
-
-
-def group_of(model: nn.Module) -> Group | None:
-    """The group that a model was softened for; None for a plain one."""
-    groups = list(dict.fromkeys(weight.soft.rep.group for weight in soft_weights(model)))
-    if len(groups) > 1:
-        raise GroupError(f"one certificate is for one group; this model is soft under {', '.join(map(str, groups))}")
-    return groups[0] if groups else None
 
 
 def soft_located(model: nn.Module) -> list[Located]:
@@ -331,7 +321,7 @@ def verified(certificate: Certificate, model: nn.Module) -> Verification:
         new = fresh.get(old.name)
         if new is None and old.name not in stored:
             changes.append(f"{old.name} is missing from the model")
-        elif (digest(gathered(stored[old.name])) if new is None else new.sha256) != old.sha256:
+        elif (digest(stored[old.name]) if new is None else new.sha256) != old.sha256:
             found = f"{new.error:.6g} now" if new is not None else "unknown now"
             changes.append(f"{old.name} changed: its certified error was {old.error:.6g} and is {found}")
         elif new is None:

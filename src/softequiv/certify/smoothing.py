@@ -20,9 +20,11 @@ from softequiv._text import aligned
 from softequiv.actions import Pictures, Vectors
 from softequiv.adapt.bake import bake
 from softequiv.adapt.find import Setting
+from softequiv.adapt.group import chosen_group, group_of
 from softequiv.asking import asked, at_home, check_finite, evaluating
+from softequiv.asking.data import check_count
 from softequiv.asking.proportion import proportion_upper
-from softequiv.certify.certificate import found_located, group_of, soft_located, span
+from softequiv.certify.certificate import found_located, soft_located, span
 from softequiv.certify.operator import as_hom, spectral_norm
 from softequiv.certify.statistical import check_alone, check_seed, checked_confidence
 from softequiv.certify.weight import Located, certified
@@ -30,8 +32,8 @@ from softequiv.errors import SoftEquivError, checked_amount
 from softequiv.groups import C, D, Element, Group, Reflection
 from softequiv.groups.angles import range_of
 from softequiv.groups.base import elements_within
-from softequiv.groups.parse import as_group
 from softequiv.nn.layers import is_scalar
+from softequiv.nn.module import check_module
 from softequiv.reps import Action, Rep
 
 ABSTAINED = -1  # in place of a class
@@ -73,10 +75,9 @@ class Smoothed(nn.Module):
 
     def __init__(self, model: nn.Module, layer: str, sigma: float, *, votes: int = 100, seed: int = 0) -> None:
         super().__init__()
-        if not isinstance(model, nn.Module):
-            raise SoftEquivError(f"model must be a torch module; got {type(model).__name__}: wrap a function in one")
+        check_module(model)
         sigma = checked_sigma(sigma)
-        check_votes(votes)
+        check_count("votes", votes)
         check_seed(seed)
         if layer not in dict(model.named_modules()) or not layer:
             known = [name for name, module in model.named_modules() if name and not list(module.children())]
@@ -91,7 +92,7 @@ class Smoothed(nn.Module):
     @torch.no_grad()
     def counts(self, x: Tensor, votes: int, seed: int) -> Tensor:
         """How many of so many noisy passes say each class: (N, K) int64."""
-        check_votes(votes)
+        check_count("votes", votes)
         total: Tensor | None = None
         source: torch.Generator | None = None
 
@@ -201,7 +202,7 @@ def certify_smoothed(
             "Smoothed(model, layer, sigma)"
         )
     confidence = checked_confidence(confidence)
-    check_votes(votes)
+    check_count("votes", votes)
     check_seed(seed)
     check_samples(x)
     model = smoothed.model
@@ -282,9 +283,7 @@ def embedding_residual(
 
 def of_range(model: nn.Module, group: Group | str | None, within: float | str | None) -> tuple[Group, float]:
     """The group, by default the model's own, and the range, by default all of it."""
-    chosen = group_of(model) if group is None else as_group(group)
-    if chosen is None:
-        raise SoftEquivError("this model has no soft weights: say for which group to certify it, such as group=SO(2)")
+    chosen = chosen_group(model, group, "certify")
     reach = range_of(within)
     reach = math.inf if reach is None else reach
     chosen.reach(reach)
@@ -469,9 +468,3 @@ def check_samples(x: Tensor) -> None:
 def checked_sigma(sigma: float) -> float:
     """The size of the noise, as Python's own number."""
     return float(checked_amount(sigma, "sigma, the standard deviation of the noise,", positive=True))
-
-
-def check_votes(votes: int) -> None:
-    """Raise a sentence unless there are votes."""
-    if not isinstance(votes, int) or votes < 1:
-        raise SoftEquivError(f"votes must be a whole number of at least 1; got {votes!r}")

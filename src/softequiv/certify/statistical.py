@@ -18,13 +18,15 @@ from typing import Any, get_type_hints
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from softequiv._text import aligned
 from softequiv.actions import Acts, Moves, Pictures, Points, Still
+from softequiv.adapt.group import chosen_group, group_of
 from softequiv.asking import asked, at_home, check_finite, default_target, evaluating, inputs_of
+from softequiv.asking.answers import at_size_of
+from softequiv.asking.data import check_count
 from softequiv.asking.proportion import proportion_upper
-from softequiv.certify.certificate import bakeable, group_of, own_range, span, versions
+from softequiv.certify.certificate import bakeable, own_range, span, versions
 from softequiv.certify.kept import (
     entries_of,
     fitting,
@@ -35,12 +37,10 @@ from softequiv.certify.kept import (
     write_range,
     write_text,
 )
-from softequiv.certify.weight import digest, gathered
-from softequiv.errors import GroupError, SoftEquivError, checked_amount, checked_number
-from softequiv.groups import DirectProduct, Group, parse_group
-from softequiv.groups.angles import Angle, range_of
-from softequiv.groups.custom import MatrixGroup
-from softequiv.groups.parse import as_group
+from softequiv.certify.weight import bytes_of, digest
+from softequiv.errors import SoftEquivError, checked_amount, checked_number
+from softequiv.groups import Group, parse_group
+from softequiv.groups.angles import range_of
 
 FORMAT = 1
 LARGEST_BET = 0.9  # a bet of 1 is ruined by one sample at the far end of its range
@@ -209,18 +209,15 @@ def certify_data(
     >>> certify_data(net, torch.randn(200, 1, 9, 9), "C4")["total variation"].bound < 0.2
     True
     """
-    own = group_of(model) if isinstance(model, nn.Module) else None
-    group = own if group is None else as_group(group)
-    if group is None:
-        raise GroupError("this model has no soft weights: say for which group to certify it, such as group=SO(2)")
+    own, group = group_of(model), chosen_group(model, group, "certify")
     reach = range_of(within)
     reach = reach if reach is not None else own_range(model) if group == own else math.inf
     group.reach(reach)
+    limit = None if math.isinf(reach) else reach
     confidence = checked_confidence(confidence)
     if clip is not None:
         clip = checked_amount(clip, "clip, the largest value that counts,", positive=True)
-    if not isinstance(batch_size, int) or batch_size < 1:
-        raise SoftEquivError(f"batch_size must be a whole number of at least 1; got {batch_size!r}")
+    check_count("batch_size", batch_size)
     check_seed(seed)
     generator = torch.Generator().manual_seed(seed)
     columns: dict[str, list[Tensor]] = {}
@@ -229,16 +226,16 @@ def certify_data(
         for inputs in inputs_of(data, batch_size):
             if not columns:
                 hashed.update(f"{inputs.dtype} {tuple(inputs.shape[1:])} ".encode())
-            hashed.update(gathered(inputs).contiguous().view(torch.uint8).numpy().tobytes())
+            hashed.update(bytes_of(inputs))
             x, numbers = at_home(model, inputs), torch.arange(len(inputs))
             acts.check(group, x[0])
-            drawn = [group.random(generator, None if math.isinf(reach) else reach) for _ in range(len(x))]
+            drawn = [group.random(generator, limit) for _ in range(len(x))]
             moves = Moves(acts, group, elements=drawn)
             raw, moved = (asked(model, part) for part in (x, moves(x, numbers)))
             check_finite(raw, "answers")
             if not columns:
                 check_alone(model, x, raw, "keep running statistics, or take batch_size=1")
-            y, moved = compared(raw, x), compared(moved, x)
+            y, moved = at_size_of(x, raw), at_size_of(x, moved)
             check_finite(moved, "answers to moved inputs")
             target = target or default_target(acts, y)
             target.check(group, y[0])
@@ -255,7 +252,7 @@ def certify_data(
     return StatisticalCertificate(
         group=group,
         within=reach,
-        drawn=how_drawn(group, reach),
+        drawn=group.how_drawn(limit),
         acts=repr(acts),
         target=repr(target),
         samples=samples,
@@ -396,41 +393,14 @@ def averaged(values: Tensor, inside: Tensor | None) -> Tensor:
     return (values * inside).flatten(1).sum(1) / pixels
 
 
-def how_drawn(group: Group, within: float) -> str:
-    """In words, how `group.random` draws from the range."""
-    if group.order < math.inf:
-        return "uniform over the elements in range, the identity among them"
-    factors = group.factors if isinstance(group, DirectProduct) else ()
-    given = any(isinstance(part, MatrixGroup) for part in (group, *factors))  # whose Haar measure is not known
-    if factors and (isinstance(within, Angle) or (math.isinf(within) and given)):
-        return "; ".join(f"{factor}: {how_drawn(factor, within)}" for factor in factors)
-    if math.isinf(within):
-        steps = ", each step up to 2 times either way" if given and len(group.steps) else ""
-        return f"standard normal coordinates{steps}" if given else "from the Haar measure"
-    if not len(group.steps):
-        return "coordinates uniform in the ball of the range"
-    most = f", at most {within!r}" if isinstance(within, Angle) else ""
-    return (
-        "steps one after another of those that still fit the range, or no more, then coordinates uniform in the ball "
-        f"of what is left{most}"
-    )
-
-
 def model_digest(model: nn.Module) -> str:
     """One sha256 of all weights as the model uses them, and of its buffers, under their names."""
     buffers = ((name, value) for name, value in model.named_buffers() if "parametrizations" not in name.split("."))
-    lines = []
-    for name, value in (*bakeable(model), *buffers):
-        whole = gathered(value)
-        lines.append(f"{name} {digest(whole.reshape(1) if whole.ndim == 0 else whole)}")
+    lines = [
+        f"{name} {digest(value.reshape(1) if value.ndim == 0 else value)}"
+        for name, value in (*bakeable(model), *buffers)
+    ]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
-
-
-def compared(y: Tensor, x: Tensor) -> Tensor:
-    """Answers where they are compared: scores per pixel at the size of the picture."""
-    if y.ndim != 4 or x.ndim != 4 or y.shape[-2:] == x.shape[-2:]:
-        return y
-    return functional.interpolate(y, x.shape[-2:], mode="bilinear", align_corners=False)
 
 
 def sealed(entries: Mapping[str, Any]) -> str:

@@ -23,11 +23,6 @@ from softequiv.spectrum import Spectrum, spectrum
 FILTER_ROUNDINGS = 32  # a filter's own float32 or float64 arithmetic leaves at most so many units of it behind
 
 
-def gathered(weight: Tensor) -> Tensor:
-    """A tensor on the CPU, whole where it is sharded over processes."""
-    return whole(weight).detach().cpu()
-
-
 @dataclass(frozen=True)
 class Located:
     """A weight of a model with its representation; `asked` is the error target that it was softened for, if any."""
@@ -47,7 +42,7 @@ class Located:
             raise WeightError(f"{self.name} has no values yet, it is on the meta device: load the weights first")
         if not torch.isfinite(weight).all():
             raise WeightError(f"{self.name} has entries that are not finite, of which nothing can be certified")
-        return gathered(weight)
+        return weight.cpu()
 
     @property
     def is_map(self) -> bool:
@@ -126,10 +121,15 @@ def rounding_of(dtype: torch.dtype, fan_in: int, kappa: float = 1.0) -> float:
     return kappa * (2 * (gamma * (1 + u) + u) * (1 + u) + u)
 
 
+def bytes_of(value: Tensor) -> bytes:
+    """The entries of a tensor as they are stored, wherever they lie."""
+    return whole(value.detach()).cpu().contiguous().view(torch.uint8).numpy().tobytes()
+
+
 def digest(value: Tensor) -> str:
     """sha256 of a tensor's dtype, shape and bytes."""
     head = f"{value.dtype} {tuple(value.shape)} ".encode()
-    return hashlib.sha256(head + value.contiguous().view(torch.uint8).numpy().tobytes()).hexdigest()
+    return hashlib.sha256(head + bytes_of(value)).hexdigest()
 
 
 def turning_outputs(rep: Rep) -> int:

@@ -7,11 +7,12 @@ from dataclasses import replace
 
 from softequiv.experiments.arms import HALF_BATCHES, LONGER
 from softequiv.experiments.cells import Row
-from softequiv.experiments.compare import beats, curves
+from softequiv.experiments.compare import Curves, beats, curves
 from softequiv.experiments.finetune import by_training, of, told
 from softequiv.experiments.pages import Claim, Table
 
 ANY_ANGLE = "plain (any angle)"  # augmentation by all turns
+PLAIN = ("plain", LONGER, ANY_ANGLE)
 DIALS = ("ours", "penalty", "held + labels", HALF_BATCHES, "mixture", "ours + held", "mixture + held")
 # What augmentation is called, by its arms, the first of which that is there is the rival.
 RIVALS = {"augmentation": ("plain",), "augmentation for twice as long": (LONGER,)}
@@ -23,22 +24,29 @@ def trained(rows: Sequence[Row]) -> list[Row]:
     return [row for row in rows if row["epochs"]]
 
 
-def compared(rows: Sequence[Row], way: Sequence[Row], judged: str) -> dict[str, dict[str, Claim]]:
-    """Whether each arm, trained one way, beats the plain model that had turned pictures and as many labels, by the
-    rival's name and then the arm's; judged by any angle, the one that had pictures turned by any angle, if there is
-    one."""
-    alike = told({**way[0].settings, "turned": True})
-    found = curves(way, f"cAcc {judged}", f"iErr {judged}")
-    own = [arm for arm in found if arm not in ("plain", LONGER, ANY_ANGLE)]
+def against(found: Curves, turned: Curves, rivals: Mapping[str, Sequence[str]] = RIVALS) -> dict[str, dict[str, Claim]]:
+    """Whether each arm beats the plain model that had turned pictures, by the rival's name and then the arm's."""
+    own = [arm for arm in found if arm not in PLAIN]
     claims: dict[str, dict[str, Claim]] = {}
-    for rival, arms in (BY_ANY_ANGLE if judged == "all" else RIVALS).items():
-        for arm in arms if own else ():
-            turned = [r for r in of(rows, backbone=way[0]["backbone"], arm=arm) if r["turned"] or arm == ANY_ANGLE]
-            if theirs := [row for row in turned if told({**row.settings, "turned": True}) == alike]:
-                base = curves(theirs, f"cAcc {judged}", f"iErr {judged}")[arm][0]
-                claims[rival] = {name: beats(found, name, base, rival) for name in own}
-                break
+    for rival, arms in rivals.items():
+        base = next((turned[arm][0] for arm in arms if arm in turned), None)
+        if own and base is not None:
+            claims[rival] = {arm: beats(found, arm, base, rival) for arm in own}
     return claims
+
+
+def compared(rows: Sequence[Row], way: Sequence[Row], judged: str) -> dict[str, dict[str, Claim]]:
+    """The same for arms that were trained one way, beside the plain model that had as many labels; judged by any angle,
+    the one that had pictures turned by any angle, if there is one."""
+    alike = told({**way[0].settings, "turned": True})
+    turned = [
+        row
+        for row in of(rows, backbone=way[0]["backbone"])
+        if row["arm"] == ANY_ANGLE or (row["turned"] and row["arm"] in PLAIN)
+        if told({**row.settings, "turned": True}) == alike
+    ]
+    found, theirs = (curves(some, f"cAcc {judged}", f"iErr {judged}") for some in (way, turned))
+    return against(found, theirs, BY_ANY_ANGLE if judged == "all" else RIVALS)
 
 
 def against_augmentation(rows: Sequence[Row], ranges: Mapping[str, str]) -> list[Claim]:

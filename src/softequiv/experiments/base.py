@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, get_args
 
-from softequiv.errors import SoftEquivError
+from softequiv.errors import MissingDataError, SoftEquivError
 from softequiv.experiments.cells import Cell, LackingError, Row, Runner, Work, file_of, rows_there, run_cells, take_up
 from softequiv.experiments.pages import Page, write_page
 
@@ -72,7 +72,7 @@ def data_folder(name: str) -> Path:
     """Where the data of an experiment lies: a folder or file below SOFTEQUIV_DATA, or below ../shared/data."""
     root = data_root()
     if not (root / name).exists():
-        raise SoftEquivError(
+        raise MissingDataError(
             f"{root / name} is not there; set the environment variable {DATA} to the folder that holds {name}"
         )
     return root / name

@@ -26,12 +26,11 @@ import torch
 
 from softequiv._files import read_json, written_whole
 from softequiv.certify.certificate import counted, versions
-from softequiv.errors import SoftEquivError
+from softequiv.errors import MissingDataError, SoftEquivError
 from softequiv.experiments.watched import watched
 
 FORMAT = 1  # raised when a cell of the same settings would mean something else; other random draws do not
 CAUSES = 3  # how many causes of failed cells are told
-DATA = "SOFTEQUIV_DATA"  # is named where a cell does not find its data
 
 Settings = Mapping[str, Any]
 Figures = dict[str, Any]
@@ -116,8 +115,9 @@ def run_cells(cells: Sequence[Cell], work: Work, folder: Path, *, runner: Runner
     failed: list[tuple[Cell, str]] = []
     with watched(len(waiting), chosen.standing) as tell:
         for number, (cell, problem) in enumerate(chosen(waiting, work, folder)):
-            if number == 0 and DATA in problem:
-                raise SoftEquivError(f"{problem.partition(': ')[2]}; none of {len(waiting)} cells was computed")
+            kind, _, sentence = problem.partition(": ")
+            if number == 0 and kind == MissingDataError.__name__:  # errors of other processes come back as text
+                raise MissingDataError(f"{sentence}; none of {len(waiting)} cells was computed")
             tell(cell.name, problem)
             if problem:
                 failed.append((cell, problem))

@@ -27,6 +27,7 @@ class Stop:
 
 
 Curves = dict[str, list[Stop]]
+Kinds = Mapping[str, Sequence[str]]  # what our dials are of, in words, and their arms
 
 
 def style(arm: str, arms: Sequence[str]) -> dict[str, Any]:
@@ -139,6 +140,25 @@ def at_least_as_good(found: Curves, arms: Sequence[str], what: str = "", base: s
         f"dials {what}",
         in_short(f"{100 * best.gain.mean:.1f} for {100 * free.gain.mean:.1f}", [best, free]),
     )
+
+
+def lower_errors(found: Curves, kinds: Kinds, rivals: Sequence[str]) -> list[Claim]:
+    """Whether our dials of each kind have a lower error than each rival, as far as they are there."""
+    return [
+        better_at_equal_gain(found, arms, other, what)
+        for other in rivals
+        for what, arms in kinds.items()
+        if other in found and stops_of(found, arms)
+    ]
+
+
+def as_good_as_plain(found: Curves, kinds: Kinds) -> list[Claim]:
+    """Whether our dials of each kind gain at least as much as the plain model, as far as they are there."""
+    return [
+        at_least_as_good(found, arms, what)
+        for what, arms in kinds.items()
+        if "plain" in found and stops_of(found, arms)
+    ]
 
 
 def beats(found: Curves, arm: str, base: Stop, rival: str = "augmentation") -> Claim:

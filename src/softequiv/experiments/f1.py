@@ -15,9 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from softequiv.errors import SoftEquivError
 from softequiv.experiments.backbones import opened
-from softequiv.experiments.base import Experiment, Scale, data_folder
+from softequiv.experiments.base import Experiment, Scale, data_folder, data_root
 from softequiv.experiments.cells import Cell, Figures, Row, Settings
 from softequiv.experiments.compare import spearman
 from softequiv.experiments.pages import Claim, Figure, Page, Table
@@ -45,10 +44,7 @@ def cells(scale: Scale) -> list[Cell]:
 
 def there(name: str) -> bool:
     """Whether something is in the data folder."""
-    try:
-        return data_folder(name).exists()
-    except SoftEquivError:
-        return False
+    return (data_root() / name).exists()
 
 
 def model_and_picture(name: str) -> tuple[nn.Module, Tensor]:

@@ -9,16 +9,7 @@ from typing import Any
 from softequiv.experiments import t1
 from softequiv.experiments.base import Experiment, Scale
 from softequiv.experiments.cells import Cell, Row
-from softequiv.experiments.compare import (
-    Curves,
-    better_at_equal_gain,
-    curves,
-    dials_move,
-    known,
-    stops_of,
-    style,
-    trade_off,
-)
+from softequiv.experiments.compare import Curves, curves, dials_move, known, lower_errors, style, trade_off
 from softequiv.experiments.finetune import KINDS, OF_THE_NETWORK
 from softequiv.experiments.pages import Figure, Page
 
@@ -40,15 +31,7 @@ def page(rows: Sequence[Row], scale: Scale) -> Page:
     claims = [
         replace(claim, text=f"{symmetry}: {claim.text}")
         for symmetry, found in panels.items()
-        for claim in (
-            *(
-                better_at_equal_gain(found, arms, other, what)
-                for other in ("RPP", "paper")
-                for what, arms in KINDS.items()
-                if other in found and stops_of(found, arms)
-            ),
-            *dials_move(found, ["ours"]),
-        )
+        for claim in (*lower_errors(found, KINDS, ("RPP", "paper")), *dials_move(found, ["ours"]))
     ]
     return Page(
         "F2. Tunability on MNIST",

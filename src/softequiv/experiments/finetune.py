@@ -17,10 +17,10 @@ from softequiv.experiments.cells import Cell, Figures, Row, Settings
 from softequiv.experiments.compare import (
     COLOURS,
     Curves,
-    at_least_as_good,
-    better_at_equal_gain,
+    as_good_as_plain,
     dials_move,
     known,
+    lower_errors,
     style,
 )
 from softequiv.experiments.pages import Claim, Figure, Table, spread_over_seeds
@@ -206,12 +206,8 @@ def claims_of(name: str, found: Curves) -> list[Claim]:
     Dials of the network turn samples in training and ask the model twice, so that they are told apart from those of
     weights.
     """
-    kinds = {what: there for what, arms in KINDS.items() if (there := [arm for arm in arms if arm in found])}
     rivals = [arm for arm in found if arm != "plain" and not arm.startswith("plain (") and arm not in OURS]
-    claims = [better_at_equal_gain(found, arms, other, what) for other in rivals for what, arms in kinds.items()]
-    if "plain" in found:
-        claims += [at_least_as_good(found, arms, what) for what, arms in kinds.items()]
-    claims += [claim for arms in kinds.values() for claim in dials_move(found, arms)]
+    claims = [*lower_errors(found, KINDS, rivals), *as_good_as_plain(found, KINDS), *dials_move(found, OURS)]
     return [replace(claim, text=f"{name}: {claim.text}") for claim in claims]
 
 

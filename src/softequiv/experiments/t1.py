@@ -16,17 +16,15 @@ from torch import nn
 
 from softequiv.baselines.augmentation import Augmented
 from softequiv.experiments.arms import HALF_BATCHES, Armed, Setting, armed, batch_of, restore_variance
-from softequiv.experiments.augmentation import RIVALS
+from softequiv.experiments.augmentation import RIVALS, against
 from softequiv.experiments.base import Experiment, Scale, data_folder
 from softequiv.experiments.cells import Cell, Figures, Row, Settings
 from softequiv.experiments.compare import (
     Curves,
-    at_least_as_good,
-    beats,
-    better_at_equal_gain,
+    as_good_as_plain,
     curves,
     dials_move,
-    stops_of,
+    lower_errors,
     trade_off,
 )
 from softequiv.experiments.finetune import KINDS, OURS, longer, trained_and_judged
@@ -58,6 +56,7 @@ STOPS: dict[str, tuple[float, ...]] = {
 SEEDS = {"penalty": 3, "held": 3, "held + labels": 3, HALF_BATCHES: 3, "mixture": 3}  # of the others 5
 SYMMETRIES = ("rotation", "roto-reflection")
 OTHERS = ("paper", "paper (smooth)", "RPP", "penalty")
+SEEING_TURNS = ("penalty", "held", "held + labels", HALF_BATCHES)  # which turn digits themselves in training
 DIALLED = (*OURS, "paper", "paper (smooth)", "RPP")  # a penalty is a strength: more of it is less error
 TURNED = [
     ("plain", 1.0),
@@ -157,13 +156,8 @@ def page(rows: Sequence[Row], scale: Scale) -> Page:
         replace(claim, text=f"{symmetry}: {claim.text}")
         for symmetry, found in panels.items()
         for claim in (
-            *(
-                better_at_equal_gain(found, arms, other, what)
-                for other in OTHERS
-                for what, arms in KINDS.items()
-                if other in found and stops_of(found, arms)
-            ),
-            *(at_least_as_good(found, arms, what) for what, arms in KINDS.items() if stops_of(found, arms)),
+            *lower_errors(found, KINDS, OTHERS),
+            *as_good_as_plain(found, KINDS),
             *dials_move(found, DIALLED),
         )
     ]
@@ -220,7 +214,7 @@ def beside_augmentation(rows: Sequence[Row]) -> dict[str, Curves]:
             curves([row for row in whole if (row["symmetry"], row["turned"]) == (symmetry, way)], GAIN, ERROR)
             for way in (False, True)
         )
-        dials = {arm: upright[arm] for arm in ("penalty", "held", "held + labels", HALF_BATCHES) if arm in upright}
+        dials = {arm: upright[arm] for arm in SEEING_TURNS if arm in upright}
         rivals = {name: turned[arm] for name, (arm, *_) in RIVALS.items() if arm in turned}
         if dials and rivals:
             shown[symmetry] = dials | rivals
@@ -236,14 +230,10 @@ def against_augmentation(rows: Sequence[Row]) -> list[Claim]:
             found = curves([row for row in mine if not row["turned"]], GAIN, ERROR)
             turned = curves([row for row in mine if row["turned"]], GAIN, ERROR)
             claims += [
-                replace(claim, text=f"{symmetry}, {100 * labels:g} % of the labels: {claim.text}")
-                for rival, (base, *_) in RIVALS.items()
-                if base in turned
-                for claim in (
-                    beats(found, arm, turned[base][0], rival)
-                    for arm in ("ours", "penalty", "held", "held + labels", HALF_BATCHES)
-                    if arm in found
-                )
+                replace(made[arm], text=f"{symmetry}, {100 * labels:g} % of the labels: {made[arm].text}")
+                for made in against(found, turned).values()
+                for arm in ("ours", *SEEING_TURNS)
+                if arm in made
             ]
     return claims
 

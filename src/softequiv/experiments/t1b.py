@@ -18,7 +18,7 @@ from softequiv.baselines.steerable import steerable_cnn
 from softequiv.experiments.arms import Armed, Setting, armed, restore_variance
 from softequiv.experiments.base import Experiment, Scale
 from softequiv.experiments.cells import Cell, Figures, Row, Settings
-from softequiv.experiments.compare import better_at_equal_gain, curves, dials_move, stops_of, trade_off
+from softequiv.experiments.compare import curves, dials_move, lower_errors, trade_off
 from softequiv.experiments.costs import plain_cnn
 from softequiv.experiments.pages import Page
 from softequiv.experiments.t1 import RANGE, digits, learnt, stop_table
@@ -39,7 +39,7 @@ STOPS: dict[str, tuple[float, ...]] = {
     "mixture": (0.0, 0.1, 0.3),
 }
 OF_ANY_MODEL = ("penalty", "held + labels", "mixture")
-DIALLED = {"of weights": ("ours", "ours (typed)"), "of the network": ("held + labels", "mixture")}
+KINDS = {"of weights": ("ours", "ours (typed)"), "of the network": ("held + labels", "mixture")}
 PAPER = "The paper reports combined accuracies of 83.08 / 81.25 / 82.74 for 2 / 3 / 4 filter banks and 85.52 / 85.22 / \
 85.11 for its own MLP at softness .7 / .8 / .9; it does not say how large the networks are."
 RECIPE = Recipe(epochs=10, batch=512, optimizer="adam", rate=2e-3, weight_decay=1e-4, schedule="linear")
@@ -111,13 +111,8 @@ def page(rows: Sequence[Row], scale: Scale) -> Page:
         [
             replace(claim, text=f"without turns: {claim.text}")
             for claim in (
-                *(
-                    better_at_equal_gain(first, arms, other, what)
-                    for other in ("relaxed", "group CNN", "penalty")
-                    for what, arms in DIALLED.items()
-                    if other in first and stops_of(first, arms)
-                ),
-                *(claim for arms in DIALLED.values() for claim in dials_move(first, arms)),
+                *lower_errors(first, KINDS, ("relaxed", "group CNN", "penalty")),
+                *dials_move(first, [arm for arms in KINDS.values() for arm in arms]),
             )
         ],
         [stop_table(title, [r for r in rows if r["turned"] == ("turned" in title)]) for title in panels],

@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from softequiv.actions import Moves, Pictures
 from softequiv.baselines.augmentation import Augmented
-from softequiv.errors import SoftEquivError
+from softequiv.errors import MissingDataError, SoftEquivError
 from softequiv.experiments.arms import HALF_BATCHES, Setting, armed, batch_of
 from softequiv.experiments.backbones import CLASSIFIER, opened, with_head
 from softequiv.experiments.base import Experiment, Scale, data_folder
@@ -240,7 +240,7 @@ def first_of(names: Sequence[str]) -> Any:
     for name in names[:-1]:
         try:
             return data_folder(name)
-        except SoftEquivError:
+        except MissingDataError:
             continue
     return data_folder(names[-1])
 

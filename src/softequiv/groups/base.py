@@ -259,6 +259,30 @@ class Group(ABC):
         radius = left * torch.rand((), dtype=torch.float64, generator=generator) ** (1 / k)
         return self.element(*(direction / direction.norm() * radius).tolist(), *counts)
 
+    @property
+    def draws_haar(self) -> bool:
+        """Whether `random` draws from the Haar measure where no range is given."""
+        return self.compact
+
+    def how_drawn(self, within: float | None = None) -> str:
+        """How `random` draws from the range, in words.
+
+        >>> from softequiv.groups import SO
+        >>> SO(2).how_drawn()
+        'from the Haar measure'
+        """
+        if self.order < math.inf:
+            return "uniform over the elements in range, the identity among them"
+        if within is None:
+            return "from the Haar measure" if self.draws_haar else "standard normal coordinates"
+        if not len(self.steps):
+            return "coordinates uniform in the ball of the range"
+        most = f", at most {within!r}" if isinstance(within, Angle) else ""
+        return (
+            "steps one after another of those that still fit the range, or no more, then coordinates uniform in the "
+            f"ball of what is left{most}"
+        )
+
     def _some_steps(self, reach: float, generator: torch.Generator | None) -> list[int]:
         """How often each step is taken, at random: one after another of those that still fit the range, or no more."""
         alone = [word[0] for word in self.relations if len(word) == 1]  # s^n = 1

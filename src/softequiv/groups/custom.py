@@ -65,6 +65,14 @@ class MatrixGroup(Group):
         counts = torch.randint(-2, 3, (len(self.steps),), generator=generator).tolist()
         return self.element(*flow, *counts)
 
+    @property
+    def draws_haar(self) -> bool:
+        return False  # nothing is known of the measure
+
+    def how_drawn(self, within: float | None = None) -> str:
+        steps = ", each step up to 2 times either way" if within is None and len(self.steps) else ""
+        return super().how_drawn(within) + steps
+
     def _angle_reach(self, angle: Angle) -> float:
         return float(angle)
 

@@ -113,6 +113,16 @@ class DirectProduct(Group):
         drawn = [factor.random(generator, within) for factor in self.factors]
         return self.element_of(torch.block_diag(*(g.matrix for g in drawn)))
 
+    @property
+    def draws_haar(self) -> bool:
+        return all(factor.draws_haar for factor in self.factors)
+
+    def how_drawn(self, within: float | None = None) -> str:
+        apart = isinstance(within, Angle) or (within is None and not self.draws_haar)
+        if self.order < math.inf or not apart:
+            return super().how_drawn(within)
+        return "; ".join(f"{factor}: {factor.how_drawn(within)}" for factor in self.factors)
+
     def holds(self, g: Element, within: float) -> bool:
         if not isinstance(within, Angle):
             return super().holds(g, within)

@@ -15,6 +15,7 @@ from softequiv.asking.divergence import wide
 from softequiv.errors import SoftEquivError, checked_number
 from softequiv.groups import Group
 from softequiv.holding.orbit import OrbitMean
+from softequiv.nn.module import check_module
 
 
 class Mixture(nn.Module):
@@ -44,13 +45,13 @@ class Mixture(nn.Module):
 
     def __init__(self, strict: nn.Module, free: nn.Module, eps: float, trunk: nn.Module | None = None) -> None:
         super().__init__()
+        trunk = nn.Identity() if trunk is None else trunk
         for part in (strict, free, trunk):
-            if part is not None and not isinstance(part, nn.Module):
-                raise SoftEquivError(f"parts must be torch modules; got {type(part).__name__}: wrap a function in one")
+            check_module(part, "parts must be torch modules")
         self.strict, self.free, self.eps = strict, free, float(checked_number(eps, "eps", SoftEquivError))
         if not 0 <= self.eps <= 1:
             raise SoftEquivError(f"eps is the share of the free part, from 0 to 1; got {eps!r}")
-        self.trunk = nn.Identity() if trunk is None else trunk
+        self.trunk = trunk
 
     @classmethod
     def over_orbit(cls, model: nn.Module, group: Group | str, eps: float, acts: Acts | None = None) -> Mixture:

@@ -14,16 +14,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from softequiv._text import aligned
 from softequiv.actions import Acts, Pictures, Still
-from softequiv.asking.answers import asked, at_home, check_finite, default_target, evaluating
+from softequiv.adapt.group import chosen_group
+from softequiv.asking.answers import asked, at_home, at_size_of, check_finite, default_target, evaluating
 from softequiv.asking.data import Batch, batches, check_count, count
 from softequiv.asking.divergence import kl_divergence
-from softequiv.errors import GroupError, SoftEquivError
+from softequiv.errors import SoftEquivError
 from softequiv.groups import Element, Group
-from softequiv.groups.parse import as_group
 from softequiv.measure.bootstrap import Statistic, combined, interval, mean
 from softequiv.measure.elements import Elements, as_range, check_elements, drawn
 from softequiv.measure.frame import inside, norms
@@ -31,7 +30,6 @@ from softequiv.measure.functional import check_labels, confusion_counts, ignored
 from softequiv.measure.jacobian import PROBES, jacobian_norm, probes_for
 from softequiv.measure.lie import lie_derivative, staying
 from softequiv.measure.progress import progress
-from softequiv.nn import soft_weights
 
 Columns = dict[str, Tensor]  # name -> (N,) or (N, d), a row per sample
 Move = tuple[slice, Element]  # some samples of a batch, and what moves them
@@ -174,9 +172,7 @@ class Setting:
 
     def compared(self, y: Tensor, x: Tensor) -> Tensor:
         """Answers where they are compared: scores per pixel at the size of the picture."""
-        if not self.is_map(y) or y.shape[-2:] == x.shape[-2:]:
-            return y
-        return functional.interpolate(y, x.shape[-2:], mode="bilinear", align_corners=False)
+        return at_size_of(x, y) if self.is_map(y) else y
 
     def scores(self, model: nn.Module, x: Tensor) -> Tensor:
         """F(x) as it is compared."""
@@ -317,7 +313,7 @@ def measure(
     >>> [row.name for row in found.rows]
     ['iErr', 'relative change', 'relative error']
     """
-    group = chosen_group(model, group)
+    group = chosen_group(model, group, "measure")
     within = as_range(group, within)
     check_actions(acts, target)
     check_elements(group, within, elements)
@@ -380,22 +376,6 @@ def measure(
         tuple(rows(kept, seed)),
         tuple((notes | failed).values()),
     )
-
-
-def chosen_group(model: nn.Module, group: Group | str | None) -> Group:
-    """The group, by default the one that the model was softened for."""
-    if isinstance(group, Tensor):
-        raise GroupError(
-            f"group must be a group or its name, such as SO(2) or 'C18'; got a tensor of {tuple(group.shape)}: the "
-            "data come before the group"
-        )
-    if group is not None:
-        return as_group(group)
-    own = {weight.soft.rep.group for weight in soft_weights(model)} if isinstance(model, nn.Module) else set()
-    if len(own) != 1:
-        what = f"is soft under {', '.join(map(str, own))}" if own else "has no soft weights"
-        raise GroupError(f"this model {what}: say for which group to measure it, such as group=SO(2)")
-    return own.pop()
 
 
 def check_actions(acts: Acts, target: Acts | None) -> None:

@@ -14,10 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from softequiv.actions import Pictures
+from softequiv.adapt.group import group_of
 from softequiv.adapt.soften import soften
 from softequiv.certify import Certificate, certify
-from softequiv.certify.certificate import group_of, versions
-from softequiv.certify.statistical import checked_confidence, how_drawn
+from softequiv.certify.certificate import versions
+from softequiv.certify.statistical import checked_confidence
 from softequiv.errors import SoftEquivError
 from softequiv.gains import LevelGain, softness
 from softequiv.groups import Group
@@ -180,7 +181,7 @@ def build(
         compared=tuple(compare(name, other, trial) for name, other in others.items()),
         confidence=confidence,
         samples=len(pictures),
-        drawn=how_drawn(group, math.inf if within is None else within),
+        drawn=group.how_drawn(None if within == math.inf else within),
         settings={
             "made": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
             "pictures": f"{len(pictures)} of {' x '.join(map(str, pictures.shape[1:]))}",
