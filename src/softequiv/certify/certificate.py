@@ -24,8 +24,7 @@ from softequiv._version import __version__
 from softequiv.adapt.bake import bake
 from softequiv.adapt.checkpoint import action_of
 from softequiv.adapt.find import Found, Setting, find, refuse_unready
-from softequiv.adapt.group import chosen_group
-from softequiv.adapt.group import group_of as group_of  # a name of this file as well
+from softequiv.adapt.group import chosen_group, group_of
 from softequiv.certify.kept import (
     entries_of,
     fitting,

@@ -12,10 +12,11 @@ from typing import Any, cast, get_args
 import typer
 from torch import nn
 
+from softequiv.adapt.group import group_of
 from softequiv.adapt.opening import in_float32, open_model
 from softequiv.adapt.plan import Scope
 from softequiv.certify import Certificate, StatisticalCertificate
-from softequiv.certify.certificate import group_of, target_ranges
+from softequiv.certify.certificate import target_ranges
 from softequiv.certify.kept import text_of
 from softequiv.errors import GroupError, SoftEquivError
 from softequiv.groups import Group, parse_group, parse_range

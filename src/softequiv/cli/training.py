@@ -14,7 +14,7 @@ from rich.text import Text
 
 from softequiv.adapt import soften
 from softequiv.adapt.checkpoint import RECIPE
-from softequiv.certify.certificate import group_of
+from softequiv.adapt.group import group_of
 from softequiv.cli import options, tables
 from softequiv.cli.app import Answer, command
 from softequiv.cli.given import asked, opened, own_range, read_group, read_range

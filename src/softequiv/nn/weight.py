@@ -19,6 +19,7 @@ from torch.utils.hooks import RemovableHandle
 from softequiv.errors import GainError, SoftEquivError, WeightError
 from softequiv.gains import Composed, Cone, Gain, LevelGain, WeightFilter
 from softequiv.gains.cone import nearest
+from softequiv.nn.module import check_module
 from softequiv.reps import Rep
 from softequiv.spectrum import Filter, spectrum
 from softequiv.spectrum.base import full_precision
@@ -323,8 +324,7 @@ def soften_weight(module: nn.Module, attribute: str, soft: Soft, mode: Mode = "p
 
 def soft_weights(model: nn.Module) -> Iterator[SoftWeight]:
     """All soft weights of a model, in the order of its modules."""
-    if not isinstance(model, nn.Module):
-        raise SoftEquivError(f"model must be a torch module; got {type(model).__name__}: wrap a function in one")
+    check_module(model)
     for prefix, module in model.named_modules():
         dot = f"{prefix}." if prefix else ""
         if parametrize.is_parametrized(module):
