@@ -203,10 +203,16 @@ PLACES: list[tuple[str, nn.Module, str]] = [
     ("flattened", Tokens(lambda y: y.flatten(1), 36), "on 3 x 3 places, so it cannot turn with the picture; say so, "),
     ("dropped", Tokens(lambda y: functional.dropout(y.view(len(y), -1)), 36), "grids={'linear': (4, 3, 3)}, or pool"),
     ("mixed", Tokens(lambda y: y.flatten(2), 9), "a linear layer that mixes 3 x 3 places"),
+    (
+        "mixed after all",
+        Tokens(lambda y: y.flatten(2).transpose(1, 2).tanh().permute(0, 2, 1), 9),
+        "mixes 3 x 3 places",
+    ),
     ("cut by hand", Tokens(lambda y: functional.unfold(y, 3, stride=3).mT, 36), "on patches of 3 x 3 pixels"),
     ("pooled", Tokens(lambda y: y.mean((-2, -1)), 4), ""),
     ("pooled by a layer", Tokens(lambda y: functional.adaptive_avg_pool2d(y, 1).flatten(1), 4), ""),
     ("tokens", Tokens(lambda y: y.flatten(2).mT, 4), ""),
+    ("as many features as places", Tokens(lambda y: y.flatten(2).mT[:, :4, [0, 1, 2, 3, 0, 1, 2, 3, 0]], 9), ""),
 ]
 
 

@@ -35,6 +35,7 @@ SLIDING = {
 }
 MAKING_MAPS = re.compile("conv|pool|interpolate|pad")  # functions whose results are maps (N, C, H, W)
 FLATTENING = ("flatten", "reshape", "view")
+TRANSPOSING = ("transpose", "permute", "swapaxes", "swapdims", "movedim", "__get__")  # the last is that of x.mT
 SHUFFLING = ("pixel_shuffle", "pixel_unshuffle")
 SAME_PICTURE = 1e-6  # a picture resized from one side differs by as much as its pixels do
 
@@ -234,6 +235,7 @@ class Walk(TorchFunctionMode):
         self.modules: dict[str, nn.Module] = {}
         self.maps: set[tuple[int, ...]] = set()  # shapes (C, H, W)
         self.flattened: dict[tuple[int, ...], Flattened] = {}  # by the shape that a linear layer would meet
+        self.transposed: dict[tuple[int, ...], Flattened] = {}  # the same with both axes exchanged
         self.running: list[str] = []
         self.pending: dict[int, Padded] = {}
         self.seen: list[Uneven] = []
@@ -314,10 +316,17 @@ class Walk(TorchFunctionMode):
 
     def unfold(self, kernel: tuple[int, int], result: Tensor) -> None:
         """Remember patches (N, C h w, places) that a linear layer would meet as (N, places, C h w)."""
-        features, places = map(int, result.shape[-2:])
-        self.flattened[places, features] = Flattened(
+        self.transposed[tuple(result.shape[1:])] = Flattened(
             f"it is a linear layer on patches of {kernel[0]} x {kernel[1]} pixels", "cut them by a strided convolution"
         )
+
+    def transpose(self, source: tuple[int, ...], result: tuple[int, ...]) -> None:
+        """Follow what was flattened while both axes behind the first are exchanged."""
+        if len(source) == 2 and result == source[::-1]:
+            if source in self.flattened:
+                self.transposed[result] = self.flattened.pop(source)
+            elif source in self.transposed:
+                self.flattened[result] = self.transposed[source]
 
     def linear(self, name: str, x: Tensor) -> None:
         """Judge a linear layer on its input."""
@@ -354,6 +363,8 @@ class Walk(TorchFunctionMode):
             self.maps.add(tuple(picture.shape[1:]))
         if called in FLATTENING:
             self.flatten(args[0], result)
+        elif called in TRANSPOSING and isinstance(result, Tensor):
+            self.transpose(tuple(args[0].shape[1:]), tuple(result.shape[1:]))
         elif func is nn.functional.unfold:
             self.unfold(pair(given["kernel_size"]), result)
         elif func is nn.functional.linear:
