@@ -190,12 +190,12 @@ class Own(nn.Module):
         vars(self).update(stated)
 
 
-def fixed(registered: bool) -> nn.Module:
+def fixed(registered: bool, name: str = "pos_embed") -> nn.Module:
     """Positions that are not trained, beside a convolution that cuts patches."""
     model, table = nn.Module(), torch.randn(1, 16, 8)
     model.patches = nn.Conv2d(3, 8, 4, stride=4)
     if registered:
-        model.register_buffer("pos_embed", table)
+        model.register_buffer(name, table)
     else:
         model.pos_embed = table
     return nn.Sequential(model)
@@ -295,6 +295,7 @@ LEFT_ALONE: list[tuple[str, Callable[[], nn.Module], str, str]] = [
     ("detr, waves", detr, "model.position_embedding", "positions are fixed waves.*tell rows from columns"),
     ("a buffer", lambda: fixed(registered=True), "0.pos_embed", "it is no parameter, so it stays.*make it one"),
     ("a tensor", lambda: fixed(registered=False), "0.pos_embed", "it is no parameter, so it stays.*make it one"),
+    ("a buffer of waves", lambda: fixed(True, "pe"), "0.pe", "nothing says that 16 positions are patches"),
     ("videomae", videomae, "embeddings.position_embeddings", "32 positions are not the 4 x 4 patches"),
     ("levit", levit, "encoder.stages.0.layers.0.module.attention_biases", "biases of attention by displacement.*apart"),
     ("mllama", mllama, "gated_positional_embedding.embedding", "nothing says whether 17 x 32 are channels or places"),

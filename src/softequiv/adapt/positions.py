@@ -81,7 +81,7 @@ def tables(model: nn.Module, name: str) -> Iterator[tuple[str, PatchGrid | str]]
         if named and not attribute.endswith("relative_position_bias_table") and table.ndim > 1:
             yield attribute, patch_grid(dot + attribute, table, path)
     for attribute, tensor in other_tensors(path[0]).items():
-        if POSITIONS.search(attribute) and tensor.is_floating_point() and tensor.ndim > 1:
+        if ("pos" in attribute or attribute == "pe") and tensor.is_floating_point() and tensor.ndim > 1:
             found = patch_grid(dot + attribute, tensor, path)
             yield attribute, found if isinstance(found, str) else NO_PARAMETER
 
