@@ -153,6 +153,13 @@ def own_gain(folder: Path) -> None:
         assert not (folder / "out").exists()
 
 
+def diverged(mode: Any) -> nn.Module:
+    net = se.soften(small(), "C4", softness=0.5, mode=mode)
+    with torch.no_grad():
+        next(iter(se.soft_weights(net))).stored.fill_(math.nan)
+    return net
+
+
 API = [
     Bad("softness as text", softening(softness="0.5"), "is a number; got '0.5', a str", se.GainError),
     Bad("softness as truth", softening(softness=True), "is a number; got 'True', a bool", se.GainError),
@@ -195,7 +202,12 @@ API = [
     Bad("grid below zero", flattened({"1": (-3, 4, -4)}), "at least 1"),
     Bad("weight of integers", changed(stored_as(lambda w: (9 * w).to(torch.int8))), "stored as torch.int8"),
     Bad("weight of one byte", changed(stored_as(lambda w: w.to(torch.float8_e4m3fn))), "float8"),
-    Bad("complex weight", changed(stored_as(lambda w: w.to(torch.complex64))), "stored as torch.complex64"),
+    Bad("complex weight", changed(stored_as(lambda w: w.to(torch.complex64))), "filtered: keep its two parts in two"),
+    Bad(
+        "scripted model",
+        lambda _: se.plan(torch.jit.script(small()), "C4", softness=0),
+        "the model was made by torch.jit",
+    ),
     Bad("sparse weight", changed(stored_as(lambda w: w.to_sparse())), "make it dense first", se.WeightError),
     Bad("weight of infinity", changed(stored_as(lambda w: w / 0)), "not finite", se.WeightError),
     Bad("weight on meta", changed(lambda c: c.to("meta")), "meta device", se.WeightError),
@@ -817,6 +829,12 @@ MODELS = [
     Bad("no model to soften", lambda _: se.soften(NONE, "C4", softness=0), "must be a torch module; got NoneType"),
     Bad("no model to plan", lambda _: se.plan(NONE, "C4", softness=0), "must be a torch module"),
     Bad("no model to certify", lambda _: se.certify(NONE, group="C4"), "must be a torch module"),
+    Bad(
+        "diverged weights to bake",
+        lambda _: se.bake(diverged("parametrize")),
+        "0.weight has entries that are not finite",
+    ),
+    Bad("diverged weights in place", lambda _: se.bake(diverged("project")), "training diverged; bake an earlier"),
     Bad("no model to bake", lambda _: se.bake(NONE), "must be a torch module"),
     Bad("no model to save", lambda f: se.save(NONE, f), "must be a torch module"),
     Bad("no model to load into", lambda f: checkpoint(lambda saved: se.load(NONE, saved))(f), "must be a torch module"),

@@ -27,6 +27,17 @@ class Call(nn.Module):
         return self.function(x)
 
 
+class OwnKernel(nn.Module):
+    """A kernel (1, 1, h, w) that is no convolution's weight."""
+
+    def __init__(self, kernel: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("kernel", kernel)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.conv2d(x[:, :1], self.kernel, padding=1)  # type: ignore[arg-type]
+
+
 def behind(layer: nn.Module) -> nn.Module:
     return nn.Sequential(nn.Conv2d(3, 3, 3, padding=1), layer).eval()
 
@@ -97,6 +108,25 @@ SPOILED: list[tuple[str, nn.Module, int, str]] = [
         "stride 2 leaves 1",
     ),
     ("a pool by powers", nn.LPPool2d(2, 2), 9, "stride 2 leaves 1 of 9 pixels out"),
+    (
+        "patches",
+        Call(lambda x: functional.unfold(x, 2, stride=2).unflatten(1, (3, 4)).mean((1, 2))),
+        9,
+        "stride 2 leaves",
+    ),
+    (
+        "a kernel of its own",
+        OwnKernel(torch.arange(9.0).view(1, 1, 3, 3)),
+        9,
+        "a 3 x 3 kernel of its own, which is not",
+    ),
+    ("pixels to channels", nn.PixelUnshuffle(2), 8, "it exchanges channels and the pixels of a block in an order that"),
+    (
+        "channels to pixels",
+        Call(lambda x: functional.pixel_shuffle(x.repeat(1, 4, 1, 1) * torch.arange(12).view(-1, 1, 1).to(x), 2)),
+        8,
+        "it exchanges channels and the",
+    ),
 ]
 
 KEPT: list[tuple[str, nn.Module, int]] = [
@@ -108,6 +138,7 @@ KEPT: list[tuple[str, nn.Module, int]] = [
     ("adaptive", nn.AdaptiveAvgPool2d(3), 8),
     ("dilation", nn.Conv2d(3, 4, 3, padding=2, dilation=2), 9),
     ("a call of max_pool2d", Call(lambda x: functional.max_pool2d(x, 2)), 8),
+    ("a kernel of its own that blurs", OwnKernel(torch.ones(1, 1, 3, 3)), 9),
 ]
 
 
@@ -154,6 +185,63 @@ def test_a_function_of_the_model_itself_is_named_so() -> None:
 
     plan = se.plan(Pooled(), "C4", softness=0.0, image_size=9)
     assert "geometry: the model: stride 2 leaves 1 of 9 pixels out on one side" in str(plan)
+
+
+class Tokens(nn.Module):
+    """Nine patches of four channels, pooled or not, in front of a linear layer."""
+
+    def __init__(self, path: Callable[[Tensor], Tensor], features: int) -> None:
+        super().__init__()
+        self.patches, self.path, self.linear = nn.Conv2d(3, 4, 3, stride=3), path, nn.Linear(features, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        answer: Tensor = self.linear(self.path(self.patches(x).relu()))
+        return answer if answer.ndim == 2 else answer.mean(1)
+
+
+PLACES: list[tuple[str, nn.Module, str]] = [
+    ("flattened", Tokens(lambda y: y.flatten(1), 36), "on 3 x 3 places, so it cannot turn with the picture; say so, "),
+    ("dropped", Tokens(lambda y: functional.dropout(y.view(len(y), -1)), 36), "grids={'linear': (4, 3, 3)}, or pool"),
+    ("mixed", Tokens(lambda y: y.flatten(2), 9), "a linear layer that mixes 3 x 3 places"),
+    (
+        "mixed after all",
+        Tokens(lambda y: y.flatten(2).transpose(1, 2).tanh().permute(0, 2, 1), 9),
+        "mixes 3 x 3 places",
+    ),
+    ("cut by hand", Tokens(lambda y: functional.unfold(y, 3, stride=3).mT, 36), "on patches of 3 x 3 pixels"),
+    ("pooled", Tokens(lambda y: y.mean((-2, -1)), 4), ""),
+    ("pooled by a layer", Tokens(lambda y: functional.adaptive_avg_pool2d(y, 1).flatten(1), 4), ""),
+    ("tokens", Tokens(lambda y: y.flatten(2).mT, 4), ""),
+    ("as many features as places", Tokens(lambda y: y.flatten(2).mT[:, :4, [0, 1, 2, 3, 0, 1, 2, 3, 0]], 9), ""),
+]
+
+
+@pytest.mark.parametrize(("model", "words"), [pytest.param(*row[1:], id=row[0]) for row in PLACES])
+def test_the_plan_names_linear_layers_that_tell_places_apart(model: nn.Module, words: str) -> None:
+    model.eval()
+    uneven = [str(found) for found in se.plan(model, "C4", softness=0.0, image_size=9).uneven]
+    assert [found.startswith("linear: ") and words in found for found in uneven] == [True] * bool(words)
+    torch.manual_seed(0)
+    x = torch.randn(2, 3, 9, 9)
+    soft = se.soften(copy.deepcopy(model), "C4", softness=0.0)
+    with torch.no_grad():
+        assert (soft(x.rot90(1, (-2, -1))) - soft(x)).abs().max() > 100 * EXACT or not words
+
+
+def test_a_linear_layer_whose_grid_is_told_turns() -> None:
+    model, grids = Tokens(lambda y: y.flatten(1), 36), {"linear": (4, 3, 3)}
+    assert se.plan(model, "C4", softness=0.0, image_size=9, grids=grids).uneven == ()
+    soft, x = se.soften(model, "C4", softness=0.0, grids=grids), torch.randn(2, 3, 9, 9)
+    with torch.no_grad():
+        assert (soft(x.rot90(1, (-2, -1))) - soft(x)).abs().max() < EXACT
+
+
+def test_attribution_does_not_blame_a_linear_layer_for_places_that_are_filtered() -> None:
+    x, words = torch.randn(2, 3, 9, 9), "linear layer on 3 x 3 places"
+    flat = Tokens(lambda y: y.flatten(1), 36)
+    assert words in str(se.attribute(flat, x, "C4"))
+    soft = se.soften(flat, "C4", softness=0.5, grids={"linear": (4, 3, 3)})
+    assert words not in str(se.attribute(soft, x, "C4"))
 
 
 def test_the_dry_run_draws_no_random_numbers() -> None:

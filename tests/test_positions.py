@@ -19,7 +19,7 @@ WIDE: dict[str, Any] = {"hidden_size": 32, "num_hidden_layers": 2, "num_attentio
 SHORT = {key: value for key, value in WIDE.items() if key != "intermediate_size"}
 
 
-def detr() -> nn.Module:
+def detr(positions: str = "sine") -> nn.Module:
     backbone = transformers.ResNetConfig(
         embedding_size=8, hidden_sizes=[8, 8, 16, 16], depths=[1, 1, 1, 1], out_features=["stage4"]
     )
@@ -32,6 +32,7 @@ def detr() -> nn.Module:
         use_pretrained_backbone=False,
         backbone_config=backbone,
         d_model=32,
+        position_embedding_type=positions,
         **sizes,
     )
     return transformers.DetrForObjectDetection(config)
@@ -88,6 +89,38 @@ def vivit() -> nn.Module:
     return transformers.VivitModel(
         transformers.VivitConfig(image_size=56, num_frames=32, tubelet_size=[2, 14, 14], **WIDE)
     )
+
+
+def videomae() -> nn.Module:
+    config = transformers.VideoMAEConfig(image_size=32, patch_size=8, num_frames=4, tubelet_size=2, **WIDE)
+    return transformers.VideoMAEModel(config)
+
+
+def levit() -> nn.Module:
+    config = transformers.LevitConfig(
+        image_size=64, hidden_sizes=[16, 32, 48], num_attention_heads=[1, 2, 3], depths=[1, 1, 1], key_dim=[8, 8, 8]
+    )
+    return transformers.LevitModel(config)
+
+
+def mllama() -> nn.Module:
+    config = transformers.MllamaVisionConfig(
+        image_size=32,
+        patch_size=8,
+        num_global_layers=1,
+        attention_heads=2,
+        vision_output_dim=96,
+        intermediate_layers_indices=[0, 1],
+        supported_aspect_ratios=[[1, 1], [1, 2]],
+        **WIDE,
+    )
+    return transformers.MllamaVisionModel(config)
+
+
+def llava() -> nn.Module:
+    vision = {"model_type": "clip_vision_model", "image_size": 32, "patch_size": 8, **WIDE}
+    text = {"model_type": "llama", "vocab_size": 50, **WIDE}
+    return transformers.LlavaForConditionalGeneration(transformers.LlavaConfig(vision_config=vision, text_config=text))
 
 
 def vit(height: int, width: int) -> nn.Module:
@@ -157,6 +190,26 @@ class Own(nn.Module):
         vars(self).update(stated)
 
 
+def fixed(registered: bool, name: str = "pos_embed") -> nn.Module:
+    """Positions that are not trained, beside a convolution that cuts patches."""
+    model, table = nn.Module(), torch.randn(1, 16, 8)
+    model.patches = nn.Conv2d(3, 8, 4, stride=4)
+    if registered:
+        model.register_buffer(name, table)
+    else:
+        model.pos_embed = table
+    return nn.Sequential(model)
+
+
+def biases(displacements: int, window: tuple[int, ...] | None) -> nn.Module:
+    """A table of biases by displacement, and the window that its module states."""
+    model = nn.Module()
+    model.relative_position_bias_table = nn.Parameter(torch.randn(displacements, 2))
+    if window:
+        model.window_size = window  # type: ignore[assignment]
+    return nn.Sequential(model, nn.Conv2d(3, 8, 3))
+
+
 def timm_like() -> nn.Module:
     """A table of the model itself, whose patches are cut by a child that states their grid."""
     model, embed = nn.Module(), nn.Module()
@@ -221,6 +274,59 @@ LEFT_ALONE: list[tuple[str, Callable[[], nn.Module], str, str]] = [
         "16 positions are not the 8 x 8 patches of its pictures and up to 8 other tokens before them.*soften_weight",
     ),
     ("no square", lambda: Own(torch.randn(1, 61, 8)), "pos_embed", "61 positions are no square grid.*state image_size"),
+    (
+        "frames",
+        lambda: Own(torch.randn(1, 16, 8), name="temporal_pos_embed"),
+        "temporal_pos_embed",
+        "its rows are frames",
+    ),
+    (
+        "rows",
+        lambda: Own(torch.randn(16, 8), name="row_embed"),
+        "row_embed",
+        "its rows are the rows or columns of pict",
+    ),
+    (
+        "detr, learned",
+        lambda: detr("learned"),
+        "model.position_embedding.column_embeddings.weight",
+        "the rows or columns",
+    ),
+    ("detr, waves", detr, "model.position_embedding", "positions are fixed waves.*tell rows from columns"),
+    ("a buffer", lambda: fixed(registered=True), "0.pos_embed", "it is no parameter, so it stays.*make it one"),
+    ("a tensor", lambda: fixed(registered=False), "0.pos_embed", "it is no parameter, so it stays.*make it one"),
+    ("a buffer of waves", lambda: fixed(True, "pe"), "0.pe", "nothing says that 16 positions are patches"),
+    ("videomae", videomae, "embeddings.position_embeddings", "32 positions are not the 4 x 4 patches"),
+    ("levit", levit, "encoder.stages.0.layers.0.module.attention_biases", "biases of attention by displacement.*apart"),
+    ("mllama", mllama, "gated_positional_embedding.embedding", "nothing says whether 17 x 32 are channels or places"),
+    ("a map of scales", lambda: Own(torch.randn(8, 16, 16), name="scale"), "scale", "nothing says whether 8 x 16 x 16"),
+    (
+        "a norm",
+        lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.LayerNorm([8, 4, 4])),
+        "1.weight",
+        "each of 8 x 4 x 4 places",
+    ),
+    (
+        "its shift",
+        lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.LayerNorm([8, 4, 4])),
+        "1.bias",
+        "each of 8 x 4 x 4 places",
+    ),
+    (
+        "words",
+        siglip,
+        "text_model.embeddings.token_embedding.weight",
+        "looked up by number, and nothing says that they",
+    ),
+    ("rotary text", llava, "model.language_model.rotary_emb", "rotary positions of a text"),
+    ("class token", lambda: vit(32, 32), "vit.embeddings.cls_token", "acts on channels"),
+    (
+        "a window of frames",
+        lambda: biases(1521, (5, 7, 7)),
+        "0.relative_position_bias_table",
+        "its window is .5, 7, 7.",
+    ),
+    ("no window", lambda: biases(16, None), "0.relative_position_bias_table", "16 displacements.*no window is stated"),
     ("a map of its own", lambda: Own(torch.randn(6, 4, 4)), "pos_embed", "no axis of 6 x 4 x 4 is known to run over"),
     ("a cube", lambda: Own(torch.randn(1, 4, 4, 4)), "pos_embed", "no axes of 1 x 4 x 4 x 4 are known to be a grid"),
 ]
@@ -311,3 +417,13 @@ def test_a_table_that_is_not_found_can_be_filtered_by_hand() -> None:
     se.nn.soften_weight(model, "pos_embed", se.nn.Soft(se.grid(se.C(4), 4, 4), gain, layout))
     (weight,) = se.soft_weights(model)
     assert torch.allclose(weight.group_view(), weight.group_view().rot90(1, (-2, -1)), atol=EXACT)
+
+
+def test_biases_of_a_class_token_stay_behind_those_of_a_window() -> None:
+    model = biases(9 * 5 + 3, (5, 3))
+    table = model[0].relative_position_bias_table.detach().clone()
+    se.soften(model, "Reflection", softness=0.0)
+    soft = model[0].relative_position_bias_table
+    picture = soft[:45].unflatten(0, (9, 5))
+    assert torch.equal(soft[45:], table[45:]) and not torch.equal(soft[:45], table[:45])
+    assert torch.allclose(picture, picture.flip(1), atol=EXACT)

@@ -87,6 +87,12 @@ def deit() -> nn.Module:
     )
 
 
+def beit() -> nn.Module:
+    """Biases by displacement, with three rows behind them for the class token."""
+    config = transformers.BeitConfig(image_size=20, patch_size=5, use_relative_position_bias=True, **WIDE, **LABELS)
+    return transformers.BeitForImageClassification(config)
+
+
 def dinov2_config(kind: Any, **kwargs: Any) -> Any:
     return kind(
         image_size=42,
@@ -224,6 +230,7 @@ CASES = {
     for case in (
         Case("vit", vit, 20, 20, uneven_at=22),
         Case("deit", deit, 20, 20, uneven_at=22),
+        Case("beit", beit, 20, 20, uneven_at=22),
         Case("dinov2", dinov2, 42, 42, uneven_at=45),
         Case("dinov2-registers", dinov2_registers, 42, 42, uneven_at=45),
         Case("dinov3", dinov3, 24, None, spoiler="rotary positions tell rows from columns"),

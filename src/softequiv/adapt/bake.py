@@ -40,6 +40,11 @@ def bake(model: Model, *, copy: bool = False, example: Any = None) -> Model:
     ('Conv2d', True)
     """
     expected = {weight.name: weight.value().detach().clone() for weight in soft_weights(model)}
+    for name, value in expected.items():
+        if not torch.isfinite(value).all():
+            raise SoftEquivError(
+                f"{name} has entries that are not finite: training diverged; bake an earlier checkpoint"
+            )
     check_written_out(model)
     refuse_left_behind(model)
     before = outputs(model, example)

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import difflib
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 
-from softequiv.adapt.positions import tables
+from softequiv.adapt.positions import BY_HAND, as_sizes, by, holders, holds_words, tables
 from softequiv.errors import RepresentationError, SoftEquivError, TooLargeError, WeightError
 from softequiv.groups import Group
 from softequiv.nn import Layout
@@ -22,6 +23,8 @@ from softequiv.reps import Action, Rep, grid
 from softequiv.reps.grids import kernels
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+CLASS_DISPLACEMENTS = 3  # from the class token, to it, and from it to itself
+WAVES = re.compile(r"(sine|sinus|sincos|fourier).*(pos|emb|enc)|(pos|emb|enc).*(sine|sinus|sincos|fourier)")
 
 
 @dataclass(frozen=True)
@@ -82,12 +85,29 @@ def find(model: nn.Module, setting: Setting) -> Iterator[Finding]:
         for attribute, parameter in module.named_parameters(recurse=False):
             full = f"{name}.{attribute}" if name else attribute
             if full not in known and not nn.parameter.is_lazy(parameter) and parameter.ndim > 1:
-                yield Skipped(full, "acts on channels, which carry no representation of the group")
+                yield Skipped(full, unrecognised(module, parameter))
+
+
+def unrecognised(module: nn.Module, weight: nn.Parameter) -> str:
+    """Why a weight stays that no finder knows."""
+    if isinstance(module, nn.Embedding):
+        return "its rows are looked up by number, and nothing says that they are places of a picture"
+    vector = sum(size > 1 for size in weight.shape) < 2
+    if vector or isinstance(module, nn.Linear) or type(module).__module__.startswith("torch.nn"):
+        return "acts on channels, which carry no representation of the group"
+    return f"nothing says whether {by(weight.shape)} are channels or places of a picture; {BY_HAND}"
 
 
 def refuse_foreign_layers(model: nn.Module) -> None:
-    """LoRA and quantised layers keep a weight that is not the one they use; filtering it would give a wrong model."""
+    """LoRA and quantised layers keep a weight that is not the one they use; filtering it would give a wrong model. What
+    torch.jit made has weights, and no layers to be known by.
+    """
     for name, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            raise SoftEquivError(
+                f"{name or 'the model'} was made by torch.jit, which leaves no layers to filter: soften and bake the "
+                "model before you script or trace it"
+            )
         origin = type(module).__module__.split(".")
         if origin[0] == "peft" or hasattr(module, "lora_A"):
             raise SoftEquivError(
@@ -100,9 +120,10 @@ def refuse_foreign_layers(model: nn.Module) -> None:
             )
         weight = getattr(module, "weight", None)
         if isinstance(weight, nn.Parameter) and not (weight.is_floating_point() and weight.dtype.itemsize > 1):
+            remedy = "keep its two parts in two layers" if weight.is_complex() else "dequantise the model"
             raise SoftEquivError(
                 f"{f'{name}.weight' if name else 'weight'} is stored as {weight.dtype}, which cannot be filtered: "
-                "dequantise the model before softening it"
+                f"{remedy} before softening it"
             )
 
 
@@ -172,27 +193,58 @@ def positions(model: nn.Module, name: str, setting: Setting) -> Iterator[Finding
 
 
 def relative_biases(model: nn.Module, name: str, setting: Setting) -> Iterator[Finding]:
-    """Swin's table of biases by displacement, ((2h - 1)(2w - 1), heads)."""
+    """Tables of biases by displacement, ((2h - 1)(2w - 1), heads) as in Swin; BEiT has rows for its class token behind
+    them, and LeViT an order of its own.
+    """
     module = model.get_submodule(name)
     for attribute, table in module.named_parameters(recurse=False):
-        if attribute.endswith("relative_position_bias_table"):
-            side = math.isqrt(table.shape[0])
-            if side * side == table.shape[0]:
-                yield on_grid(name, attribute, "relative bias", setting.grid, (side, side), Layout(axis=0))
+        if attribute.endswith("attention_biases"):
+            yield Skipped(
+                f"{name}.{attribute}",
+                "biases of attention by displacement, in an order that is not known, are not filtered; attention still "
+                "tells directions apart",
+            )
+        elif attribute.endswith("relative_position_bias_table"):
+            count, window = table.shape[0], getattr(module, "window_size", None)
+            half = as_sizes((math.isqrt(count) + 1) // 2 if window is None else window)
+            sizes = tuple(2 * size - 1 for size in half or ())
+            behind = count - math.prod(sizes)
+            if half and behind in (0, CLASS_DISPLACEMENTS):
+                layout = Layout(axis=0, behind=behind)
+                yield on_grid(name, attribute, "relative bias", setting.grid, sizes, layout)
             else:
-                yield Skipped(f"{name}.{attribute}", f"{table.shape[0]} displacements are no square window")
+                stated = "no window is stated" if window is None else f"its window is {window}"
+                yield Skipped(f"{name}.{attribute}", f"{count} displacements are not those of a window; {stated}")
 
 
-def rotary(model: nn.Module, name: str, setting: Setting) -> Iterator[Finding]:
-    """Rotary positions have no table: they turn queries and keys by fixed functions of the two coordinates."""
-    module = model.get_submodule(name)
-    kind = type(module).__name__.lower()
+def fixed_positions(model: nn.Module, name: str, setting: Setting) -> Iterator[Finding]:
+    """Positions without a table, which are fixed functions of coordinates: rotary ones, and waves."""
+    path = holders(model, name)
+    kind = type(path[0]).__name__.lower()
     if "rope" in kind or "rotary" in kind:
+        if len(path) > 1 and holds_words(path[1]):
+            yield Skipped(name, "rotary positions of a text, which has no rows and columns")
+            return
         yield Skipped(
             name,
             "rotary positions are fixed functions of row and column, with nothing to filter; attention still "
             "tells directions apart",
         )
+    elif WAVES.search(kind) and next(path[0].parameters(), None) is None:
+        yield Skipped(
+            name, "positions are fixed waves, with nothing to filter; those of a picture tell rows from columns"
+        )
+
+
+def norms_of_maps(model: nn.Module, name: str, setting: Setting) -> Iterator[Finding]:
+    """Normalisation over several axes, which has a weight of its own for every place."""
+    module = model.get_submodule(name)
+    if isinstance(module, nn.LayerNorm) and len(module.normalized_shape) > 1:
+        for attribute, weight in module.named_parameters(recurse=False):
+            yield Skipped(
+                f"{name}.{attribute}" if name else attribute,
+                f"has a value for each of {by(weight.shape)} places and is not filtered; normalise channels only",
+            )
 
 
 def coordinate_biases(model: nn.Module, name: str, setting: Setting) -> Iterator[Finding]:
@@ -241,7 +293,8 @@ FINDERS: tuple[Finder, ...] = (
     convolutions,
     positions,
     relative_biases,
-    rotary,
+    fixed_positions,
+    norms_of_maps,
     coordinate_biases,
     patch_merging,
     flattened,

@@ -241,7 +241,7 @@ def plan(
             raise SoftEquivError(f"{finding.name} is parametrised already; remove or merge that first, or skip it")
     size = (image_size, image_size) if image_size else config_sizes(model)
     uneven, note = (
-        geometry(model, size, parameters, setting.group) if size else ((), "geometry not checked: give image_size=...")
+        geometry(model, size, parameters, setting) if size else ((), "geometry not checked: give image_size=...")
     )
     if scope == "network":
         error, told = network_errors(model, found, setting.group, cast(float, error), cast(float, reach), data)
@@ -282,7 +282,7 @@ def config_sizes(model: nn.Module) -> Sizes | None:
 
 
 def geometry(
-    model: nn.Module, size: Sizes, parameters: Mapping[str, nn.Parameter], group: Group
+    model: nn.Module, size: Sizes, parameters: Mapping[str, nn.Parameter], setting: Setting
 ) -> tuple[tuple[Uneven, ...], str]:
     """Layers that do not cover a picture of this size evenly."""
     channels = getattr(getattr(model, "config", None), "num_channels", None)
@@ -290,7 +290,7 @@ def geometry(
         first = next((module for module in model.modules() if isinstance(module, nn.Conv2d)), None)
         channels = first.in_channels if first is not None else 3
     dtype = next(iter(parameters.values())).dtype
-    uneven, stopped = uneven_layers(model, (1, channels, *size), dtype, group)
+    uneven, stopped = uneven_layers(model, (1, channels, *size), dtype, setting.group, setting.grids or ())
     pixels = f"{size[0]}" if size[0] == size[1] else f"{size[0]} x {size[1]}"
     note = f"geometry not checked to the end at {pixels} pixels: the dry forward pass stopped with {stopped}"
     return tuple(uneven), note if stopped else ""

@@ -19,12 +19,16 @@ from softequiv.nn import Layout
 MOST_PREFIX_TOKENS = 8  # class, distillation and register tokens before the grid
 PICTURE_SIZES = ("pretrain_image_size", "image_size", "img_size")  # the first is that of the table where both are there
 POSITIONS = re.compile(r"pos(ition(al|s)?)?_?emb")
+ROWS_OR_COLUMNS = re.compile(r"(^|[._])(row|col|column|height|width|[xyhw])_[^.]*(pos|emb)[^.]*$")
 NO_PATCHES = {
     "displacements": re.compile(r"rel_pos|relative[^.]*$"),
+    "frames": re.compile(r"(^|[._])(time|temporal|frame)[^.]*$"),
+    "the rows or columns of pictures": ROWS_OR_COLUMNS,
     "queries": re.compile(r"quer[^.]*$"),
     "places in a text": re.compile(r"(^|[._])text"),
 }
 BY_HAND = "if they are a grid, filter the table by softequiv.nn.soften_weight, which is told the grid and the layout"
+NO_PARAMETER = "it is no parameter, so it stays, and the model tells places apart: make it one, which is then filtered"
 
 Sizes = tuple[int, int]
 
@@ -54,7 +58,8 @@ def square_grid(tokens: int) -> tuple[int, int] | None:
 
 
 def tables(model: nn.Module, name: str) -> Iterator[tuple[str, PatchGrid | str]]:
-    """The tables of positions in one module: the parameter, and its grid of patches or the reason why it has none.
+    """The tables of positions in one module: the parameter, and its grid of patches or the reason why it has none. A
+    buffer or another tensor that is such a table comes with a reason, as only parameters are filtered.
 
     >>> class Net(nn.Module):
     ...     def __init__(self):
@@ -66,13 +71,25 @@ def tables(model: nn.Module, name: str) -> Iterator[tuple[str, PatchGrid | str]]
     [('pos_embed', (4, 8), 1)]
     """
     path = holders(model, name)
+    dot = f"{name}." if name else ""
     if isinstance(path[0], nn.Embedding):
-        if "position" in name.rpartition(".")[2]:
+        if "position" in name.rpartition(".")[2] or ROWS_OR_COLUMNS.search(name):
             yield "weight", patch_grid(name, path[0].weight, path[1:])
         return
     for attribute, table in path[0].named_parameters(recurse=False):
-        if "pos" in attribute and not attribute.endswith("relative_position_bias_table") and table.ndim > 1:
-            yield attribute, patch_grid(f"{name}.{attribute}" if name else attribute, table, path)
+        named = "pos" in attribute or ROWS_OR_COLUMNS.search(attribute)
+        if named and not attribute.endswith("relative_position_bias_table") and table.ndim > 1:
+            yield attribute, patch_grid(dot + attribute, table, path)
+    for attribute, tensor in other_tensors(path[0]).items():
+        if ("pos" in attribute or attribute == "pe") and tensor.is_floating_point() and tensor.ndim > 1:
+            found = patch_grid(dot + attribute, tensor, path)
+            yield attribute, found if isinstance(found, str) else NO_PARAMETER
+
+
+def other_tensors(module: nn.Module) -> dict[str, Tensor]:
+    """The tensors of a module that are no parameters: its buffers, and attributes that it does not register."""
+    loose = {name: value for name, value in vars(module).items() if isinstance(value, Tensor)}
+    return {**dict(module.named_buffers(recurse=False)), **loose}
 
 
 def holders(model: nn.Module, name: str) -> list[nn.Module]:

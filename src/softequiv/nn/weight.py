@@ -35,9 +35,9 @@ HOOK_MARK = "goes_with_the_filters"  # true of forward hooks that a plain model 
 class Layout:
     """Where the axes on which a group acts lie in a stored tensor; by default they are its last ones.
 
-    `axis`: the stored axis that holds the space, flattened, `channels` times over; `skip`: entries at its start that
-    the group leaves alone (class and register tokens); `groups`: the first axis holds so many independent maps (grouped
-    convolution); `swap`: the first two axes are exchanged (transposed convolution).
+    `axis`: the stored axis that holds the space, flattened, `channels` times over; `skip` and `behind`: entries at its
+    start and its end that the group leaves alone (class and register tokens); `groups`: the first axis holds so many
+    independent maps (grouped convolution); `swap`: the first two axes are exchanged (transposed convolution).
     """
 
     axis: int | None = None
@@ -45,6 +45,7 @@ class Layout:
     channels: int = 1
     groups: int = 1
     swap: bool = False
+    behind: int = 0
 
     def read(self, stored: Tensor, rep: Rep) -> Tensor:
         """The stored tensor as (..., *rep.shape)."""
@@ -59,7 +60,11 @@ class Layout:
         """A tensor like `stored` with its group axes replaced by `part`."""
         if self.axis is not None:
             flat = part.flatten(part.ndim - len(rep.shape) - 1).movedim(-1, self.axis)
-            return torch.cat([stored.narrow(self.axis, 0, self.skip), flat], self.axis) if self.skip else flat
+            if not (self.skip or self.behind):
+                return flat
+            first = stored.narrow(self.axis, 0, self.skip)
+            last = stored.narrow(self.axis, stored.shape[self.axis] - self.behind, self.behind)
+            return torch.cat([first, flat, last], self.axis)
         part = part.transpose(-len(rep.shape), 1 - len(rep.shape)) if self.swap else part
         return part.flatten(0, 1) if self.groups > 1 else part
 
@@ -303,11 +308,12 @@ def soften_weight(module: nn.Module, attribute: str, soft: Soft, mode: Mode = "p
     """
     weight = softenable(module, attribute, mode)
     layout = soft.layout
-    if layout.axis is not None and layout.skip + layout.channels * soft.rep.dim != weight.shape[layout.axis]:
+    spared, expected = layout.skip + layout.behind, layout.channels * soft.rep.dim
+    if layout.axis is not None and spared + expected != weight.shape[layout.axis]:
         raise WeightError(
             f"{attribute} of shape {tuple(weight.shape)} has {weight.shape[layout.axis]} entries along axis "
-            f"{layout.axis}; {layout.skip} to skip and {layout.channels} of {soft.rep}, of {soft.rep.dim}, are "
-            f"{layout.skip + layout.channels * soft.rep.dim}: choose another layout"
+            f"{layout.axis}; {spared} to skip and {layout.channels} of {soft.rep}, of {soft.rep.dim}, are "
+            f"{spared + expected}: choose another layout"
         )
     filtered = FilteredWeight(soft, mode, weight.dtype, weight.device)
     view = layout.read(weight, soft.rep)
