@@ -232,7 +232,10 @@ def test_a_page_says_what_was_claimed_found_and_how_to_do_it_again(tmp_path):
 
 @pytest.mark.parametrize("name", ["X", "of the cells of X"])
 def test_a_page_that_was_kept_without_its_cells_is_not_computed_again(tmp_path, name):
-    experiment = Experiment(name, "Squares", lambda scale: cells(tmp_path), work, page)
+    def long_work(settings: Any) -> dict[str, float]:
+        return {"square": settings["number"] ** 2 / 7}  # more digits than a page keeps
+
+    experiment = Experiment(name, "Squares", lambda scale: cells(tmp_path), long_work, page)
     found = reproduce(experiment, "small", out=tmp_path / "out")
     before, kept = found.read_text(), tmp_path / "out" / "cells" / "X-small"
     shutil.rmtree(kept)

@@ -237,10 +237,9 @@ def told(page: Page, rows: Sequence[Row]) -> str:
 
 
 def row_told(row: Row) -> dict[str, Any]:
-    """A row as JSON, its figures to six digits; pictures stay in the cells, and what was left out is named."""
+    """A row as JSON; pictures stay in the cells, and what was left out is named."""
     small = {k: v for k, v in row.figures.items() if len(json.dumps(v)) <= LONGEST}
-    figures = {k: float(f"{v:.6g}") if isinstance(v, float) else v for k, v in small.items()}
-    told = asdict(row) | {"settings": dict(row.settings), "figures": figures}
+    told = asdict(row) | {"settings": dict(row.settings), "figures": small}
     return told if len(small) == len(row.figures) else told | {"left out": sorted(row.figures.keys() - small.keys())}
 
 
