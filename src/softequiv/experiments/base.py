@@ -10,7 +10,7 @@ from typing import Literal, get_args
 
 from softequiv.errors import MissingDataError, SoftEquivError
 from softequiv.experiments.cells import Cell, LackingError, Row, Runner, Work, file_of, rows_there, run_cells, take_up
-from softequiv.experiments.pages import Page, write_page
+from softequiv.experiments.pages import Page, rounded, write_page
 
 Scale = Literal["smoke", "small", "full"]
 DATA = "SOFTEQUIV_DATA"
@@ -49,7 +49,8 @@ def reproduce(
     kept.mkdir(parents=True, exist_ok=True)
     for name in (cells[0].experiment, experiment.name):  # a page may hold cells that its table's does not
         take_up(out / f"{name}-{scale}.json", cells, kept)
-    rows = rows_there(cells, kept) if unfinished else run_cells(cells, experiment.work, kept, runner=runner)
+    found = rows_there(cells, kept) if unfinished else run_cells(cells, experiment.work, kept, runner=runner)
+    rows = [rounded(row) for row in found]  # so that a page made again from what it published is the same
     if not rows:
         raise SoftEquivError(f"no cell of {cells[0].experiment} is in {kept} to make a page of; compute some first")
     try:

@@ -30,7 +30,6 @@ from softequiv.errors import MissingDataError, SoftEquivError
 from softequiv.experiments.watched import watched
 
 FORMAT = 1  # raised when a cell of the same settings would mean something else; other random draws do not
-DIGITS = 6  # of figures
 CAUSES = 3  # how many causes of failed cells are told
 
 Settings = Mapping[str, Any]
@@ -249,25 +248,14 @@ def rows_there(cells: Sequence[Cell], folder: Path) -> list[Row]:
 
 
 def read_row(folder: Path, cell: Cell) -> Row | None:
-    """The row of a cell, if its file is there and whole; its figures to the digits that pages keep, so that a page made
-    again from what it published is the same."""
+    """The row of a cell, if its file is there and whole."""
     try:
         told = read_json(file_of(folder, cell).read_text(encoding="utf-8"))
-        figures = {name: rounded(value) for name, value in told["figures"].items()}
-        row = Row(told["settings"], figures, float(told["seconds"]), told["device"], told["versions"])
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        row = Row(told["settings"], told["figures"], float(told["seconds"]), told["device"], told["versions"])
+    except (OSError, ValueError, KeyError, TypeError):
         return None
-    mappings = all(isinstance(part, dict) for part in (row.settings, row.versions))
+    mappings = all(isinstance(part, dict) for part in (row.settings, row.figures, row.versions))
     return row if mappings and row.figures and row.versions else None
-
-
-def rounded(value: Any) -> Any:
-    """A number to six digits; whatever else as it is.
-
-    >>> rounded(0.123456789)
-    0.123457
-    """
-    return float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value
 
 
 def file_of(folder: Path, cell: Cell) -> Path:

@@ -8,7 +8,7 @@ import json
 import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ A *dial* is what a method offers to tune, a *stop* one setting of it; *with turn
 *without* on upright ones. ¹ marks what some stop has one seed for. Each page has its data, seeds, spread, command, and
 what is missing.
 """
+DIGITS = 6  # of a figure
 LONGEST = 20_000  # characters of a figure that is told beside a page
 LOWER = "At equal accuracy, is the error lower?"
 QUESTIONS = {  # of the index, in its order, with what their entries say
@@ -241,6 +242,12 @@ def row_told(row: Row) -> dict[str, Any]:
     small = {k: v for k, v in row.figures.items() if len(json.dumps(v)) <= LONGEST}
     told = asdict(row) | {"settings": dict(row.settings), "figures": small}
     return told if len(small) == len(row.figures) else told | {"left out": sorted(row.figures.keys() - small.keys())}
+
+
+def rounded(row: Row) -> Row:
+    """A row with the digits that pages keep."""
+    figures = {k: float(f"{v:.{DIGITS}g}") if isinstance(v, float) else v for k, v in row.figures.items()}
+    return replace(row, figures=figures)
 
 
 def comma_separated(rows: Sequence[Row]) -> str:
