@@ -27,7 +27,7 @@ SETUP_COST = The first run installs about 1.6 GB into $(VENV) (CPU build of torc
 .PHONY: test test-slow fuzz coverage audit demo docs bench setup clean
 
 test:
-	@echo "make test: lint, types, tests and doctests, about fifteen minutes on two cores. $(SETUP_COST)"
+	@echo "make test: lint, types, tests and doctests, about five minutes on two idle cores. $(SETUP_COST)"
 	@$(MAKE) --no-print-directory setup
 	$(BIN)/ruff check .
 	$(BIN)/mypy src
