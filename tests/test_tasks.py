@@ -367,6 +367,9 @@ def test_data_sets_of_the_hub_are_read_row_by_row(monkeypatch: pytest.MonkeyPatc
         hub_classification("some/pictures")
     found["validation"] = FakeRows(5)
     assert len(hub_classification("some/pictures", validation=0.2).test) == 5
+    found["validation"].rows[3]["label"] = -1
+    with pytest.raises(SoftEquivError, match="row 3 has the label -1 in the column 'label', which is no class; take"):
+        hub_classification("some/pictures")
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(SoftEquivError, match=r"pip install 'softequiv\[hub\]'"):
         hub_classification("some/pictures")

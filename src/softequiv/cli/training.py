@@ -57,7 +57,7 @@ def train_command(
     """
     from softequiv.tasks.named import open_task
     from softequiv.tasks.preparation import described
-    from softequiv.tasks.variations import Variations, variations
+    from softequiv.tasks.variations import variations
     from softequiv.training import heads
     from softequiv.training.tune import MODEL, Turns, finished, is_main, tune
 
@@ -108,7 +108,7 @@ def train_command(
             turns,
             out,
             decided,
-            varied=variations(augment, pictures) if augment else Variations(),
+            varied=variations(augment, pictures) if augment else None,
             pictures=described(pictures.prepared, net),
             tensorboard=tensorboard,
         )

@@ -71,11 +71,17 @@ class Splits:
     @property
     def items(self) -> tuple[Items, Items]:
         """Rows by number with their labels, those to learn from and those of the test."""
-        learning, test = (
-            tuple((number, int(label)) for number, label in enumerate(rows[self.label]))
-            for rows in (self.learning, self.test)
-        )
-        return learning, test
+        return self._labelled(self.learning), self._labelled(self.test)
+
+    def _labelled(self, rows: Any) -> Items:
+        items = tuple((number, int(label)) for number, label in enumerate(rows[self.label]))
+        unknown = next((number for number, label in items if label < 0), None)
+        if unknown is not None:  # as data sets have it whose test is a challenge
+            raise SoftEquivError(
+                f"row {unknown} has the label {items[unknown][1]} in the column {self.label!r}, which is no class; "
+                "take a split with labels, hub_classification(..., test=...)"
+            )
+        return items
 
 
 def hub_splits(

@@ -38,7 +38,6 @@ from softequiv.training.saved import saying_what_failed, set_weights, weights_of
 
 ASKED, RESULT, MODEL = "asked.json", "result.json", "model"
 POOL = 1024  # elements that stand for a range
-UNVARIED = Variations()
 
 Figures = dict[str, Any]
 
@@ -97,7 +96,7 @@ def tune(
     folder: Path,
     asked: Mapping[str, Any],
     *,
-    varied: Variations = UNVARIED,
+    varied: Variations | None = None,
     pictures: Mapping[str, Any] | None = None,
     tensorboard: bool = False,
 ) -> Figures:
@@ -126,7 +125,7 @@ def tune(
             recipe,
             known,
             objective=objective,
-            transform=varied.around(turning),
+            transform=(varied or Variations()).around(turning),
             folder=folder,
             after_step=watched,
         )
