@@ -1,12 +1,14 @@
 """How does a network that knows the next step forecast many? By being asked again with its own answers appended.
 
 Networks of this kind read displacements p_{t+1} - p_t, so that where a track lies does not matter, and answer at each
-of them with the one that follows. Training shows them true tracks, all steps at once; forecasts run freely.
+of them with how the one that follows will differ: who answers 0 says that people walk on as they did, which is hard to
+beat. Training shows them true tracks, all steps at once; forecasts run freely.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -14,19 +16,26 @@ from torch.nn.utils import parametrize
 
 from softequiv.errors import SoftEquivError
 
+Layer = TypeVar("Layer", bound=nn.Module)
+
 STRIDE = 0.4  # metres that people walk from one step to the next, 0.4 s later: networks learn best from numbers near 1
 
 
 class Autoregressive(nn.Module, ABC):
-    """A model of tracks, (N, T, d) positions in metres: subclasses say which displacement follows.
+    """A model of tracks, (N, T, d) positions in metres: subclasses say how the next displacement differs from the last.
 
     Displacements, unlike positions relative to the last observed one, tell nothing of what is still to come, so that
     every step of a track may be learnt from.
     """
 
     @abstractmethod
+    def change(self, displacements: Tensor) -> Tensor:
+        """By how much the displacement after each of the given ones differs from it, from those up to it alone:
+        (N, T, d) strides to the same."""
+
     def following(self, displacements: Tensor) -> Tensor:
-        """The displacement after each of the given ones, from those up to it alone: (N, T, d) strides to the same."""
+        """The displacement after each of the given ones, d_t + change(d_1, ..., d_t): (N, T, d) strides to the same."""
+        return displacements + self.change(displacements)
 
     def forward(self, positions: Tensor) -> Tensor:
         """The position after p_2, ..., p_T, each from the true positions up to it: (N, T, d) to (N, T - 1, d)."""
@@ -52,8 +61,19 @@ class ConstantVelocity(Autoregressive):
     tensor([[[2., 4.], [3., 6.]]])
     """
 
-    def following(self, displacements: Tensor) -> Tensor:
-        return displacements
+    def change(self, displacements: Tensor) -> Tensor:
+        return torch.zeros_like(displacements)
+
+
+def silent(head: Layer) -> Layer:
+    """A layer made to answer 0 until it is trained: as the last one of a network it makes people walk on.
+
+    >>> silent(nn.Linear(2, 1))(torch.ones(2)).item()
+    0.0
+    """
+    for parameter in head.parameters():
+        nn.init.zeros_(parameter)
+    return head
 
 
 def _check_track(positions: Tensor) -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from softequiv.baselines.autoregressive import Autoregressive
+from softequiv.baselines.autoregressive import Autoregressive, silent
 from softequiv.errors import RepresentationError, SoftEquivError
 from softequiv.gains import Gain
 from softequiv.groups import SO, Group
@@ -77,9 +77,9 @@ class Forecaster(Autoregressive):
         self.embed = maps(point + CODES * scalar(point.group), stream)
         self.layers = nn.ModuleList(Layer(stream, head, heads, maps, typed) for _ in range(layers))
         self.norm = CopyNorm(stream) if typed else nn.LayerNorm(stream.dim)
-        self.head = maps(stream, point)
+        self.head = silent(maps(stream, point))
 
-    def following(self, displacements: Tensor) -> Tensor:
+    def change(self, displacements: Tensor) -> Tensor:
         samples, steps, size = displacements.shape
         if size != self.size:
             raise SoftEquivError(f"this network forecasts tracks of {self.size} coordinates; got tracks of {size}")
