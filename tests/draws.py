@@ -122,12 +122,9 @@ def distance(a: torch.Tensor, b: torch.Tensor) -> float:
 
 def as_trained(model: Model) -> Model:
     """A model whose soft parameters have noise in every direction, as training leaves them: new layers have none that
-    the group moves. What starts at zero is noise as well, so that heads answer something.
+    the group moves.
     """
     with torch.no_grad():
-        for parameter in model.parameters():
-            if not parameter.any():
-                parameter.normal_()
         for part in se.soft_weights(model):
             part.stored.add_(torch.randn_like(part.stored), alpha=float(part.stored.square().mean().sqrt()) or 1.0)
     se.project(model)

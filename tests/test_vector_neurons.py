@@ -62,7 +62,7 @@ def test_the_invariant_head_does_not_turn(group: Group, dtype: torch.dtype, tole
 @pytest.mark.parametrize(("dtype", "tolerance"), PRECISIONS, ids=str)
 @pytest.mark.parametrize("group", GROUPS, ids=str)
 def test_free_forecasts_of_eqauto_turn_with_the_past(group: Group, dtype: torch.dtype, tolerance: float) -> None:
-    model, past = as_trained(EqAuto(group, width=24, layers=4)).to(dtype), features(group, 4, 8)
+    model, past = EqAuto(group, width=24, layers=4).to(dtype), features(group, 4, 8)
     past = past - past[:, -1:]  # so that forecasts are not measured against a far place
     assert_equivariant(
         lambda x: model.forecast(x, 12), group, Points(), Points(), inputs=past, dtype=dtype, tolerance=tolerance
@@ -165,15 +165,14 @@ def test_attention_weighs_values_by_inner_products_of_queries_and_keys(causal: b
 
 def forecasters() -> dict[str, Autoregressive]:
     torch.manual_seed(0)
-    models = {
+    return {
         "EqAuto": EqAuto(width=16, layers=2),
         "plain": Forecaster(16, layers=2),
-        "soft": Forecaster(16, layers=2, group=se.SO(2), gain=se.softness(0.5)),
+        "soft": as_trained(Forecaster(16, layers=2, group=se.SO(2), gain=se.softness(0.5))),
         "strict": Forecaster(16, layers=2, group=se.SO(2)),
-        "the paper's": Forecaster(16, layers=2, group=se.SO(2), gain=se.softness(0.5), typed=False),
+        "the paper's": as_trained(Forecaster(16, layers=2, group=se.SO(2), gain=se.softness(0.5), typed=False)),
         "constant velocity": ConstantVelocity(),
     }
-    return {name: as_trained(model) for name, model in models.items()}
 
 
 @pytest.fixture(params=list(forecasters()))
@@ -219,7 +218,7 @@ def test_forecasts_leave_weights_as_they_are() -> None:
 @pytest.mark.parametrize(("dtype", "tolerance"), PRECISIONS, ids=str)
 @pytest.mark.parametrize("group", [se.SO(2), se.O(2), se.C(8), se.SO(3)], ids=str)
 def test_softness_0_forecasts_turn_with_the_past(group: Group, dtype: torch.dtype, tolerance: float) -> None:
-    model, past = as_trained(Forecaster(24, layers=4, heads=2, group=group)).to(dtype), features(group, 4, 8)
+    model, past = Forecaster(24, layers=4, heads=2, group=group).to(dtype), features(group, 4, 8)
     past = past - past[:, -1:]
     assert_equivariant(
         lambda x: model.forecast(x, 12), group, Points(), Points(), inputs=past, dtype=dtype, tolerance=tolerance
@@ -245,7 +244,7 @@ def test_linear_maps_are_plain_without_a_group_and_soft_with_one() -> None:
 
 def test_the_papers_network_has_equivariant_maps_between_ordinary_functions() -> None:
     """Softness 0 makes every linear map commute, and still not the network."""
-    model = as_trained(Forecaster(16, layers=2, group=se.SO(2), typed=False)).double()
+    model = Forecaster(16, layers=2, group=se.SO(2), typed=False).double()
     for module in model.modules():
         if isinstance(module, SoftLinear):
             assert_equivariant(module, se.SO(2), module.source, module.target)

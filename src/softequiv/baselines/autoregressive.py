@@ -8,15 +8,12 @@ beat. Training shows them true tracks, all steps at once; forecasts run freely.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from softequiv.errors import SoftEquivError
-
-Layer = TypeVar("Layer", bound=nn.Module)
 
 STRIDE = 0.4  # metres that people walk from one step to the next, 0.4 s later: networks learn best from numbers near 1
 
@@ -63,17 +60,6 @@ class ConstantVelocity(Autoregressive):
 
     def change(self, displacements: Tensor) -> Tensor:
         return torch.zeros_like(displacements)
-
-
-def silent(head: Layer) -> Layer:
-    """A layer made to answer 0 until it is trained: as the last one of a network it makes people walk on.
-
-    >>> silent(nn.Linear(2, 1))(torch.ones(2)).item()
-    0.0
-    """
-    for parameter in head.parameters():
-        nn.init.zeros_(parameter)
-    return head
 
 
 def _check_track(positions: Tensor) -> None:

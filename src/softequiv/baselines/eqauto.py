@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from softequiv.baselines.autoregressive import Autoregressive, silent
+from softequiv.baselines.autoregressive import Autoregressive
 from softequiv.baselines.blurpool import checked_size
 from softequiv.baselines.vector_neurons import VNAttention, VNLinear, VNNorm, VNReLU, vector_size
 from softequiv.errors import SoftEquivError
@@ -43,7 +43,7 @@ class EqAuto(Autoregressive):
         channels = width // size
         self.embed = VNLinear(1, channels, self.group)
         self.layers = nn.ModuleList(EqLayer(channels, heads, self.group) for _ in range(layers))
-        self.head = silent(VNLinear(channels, 1, self.group))
+        self.head = VNLinear(channels, 1, self.group)
 
     def change(self, displacements: Tensor) -> Tensor:
         x = self.embed(displacements[:, :, None])  # (N, T, channels, d)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from softequiv.baselines.autoregressive import Autoregressive, silent
+from softequiv.baselines.autoregressive import Autoregressive
 from softequiv.errors import RepresentationError, SoftEquivError
 from softequiv.gains import Gain
 from softequiv.groups import SO, Group
@@ -77,7 +77,7 @@ class Forecaster(Autoregressive):
         self.embed = maps(point + CODES * scalar(point.group), stream)
         self.layers = nn.ModuleList(Layer(stream, head, heads, maps, typed) for _ in range(layers))
         self.norm = CopyNorm(stream) if typed else nn.LayerNorm(stream.dim)
-        self.head = silent(maps(stream, point))
+        self.head = maps(stream, point)
 
     def change(self, displacements: Tensor) -> Tensor:
         samples, steps, size = displacements.shape
