@@ -502,6 +502,26 @@ def test_a_gate_must_come_with_its_features(channels):
         Gated(se.vector(se.SO(3)))(torch.randn(2, channels))
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_types_that_read_little_of_the_input_start_as_strong_as_others(mode):
+    """A type dies out over a few layers where its rows are shorter than those of torch's layer."""
+    torch.manual_seed(0)
+    group = se.SO(2)
+    part = 40 * se.scalar(group) + 4 * se.frequency(group, 1)
+    layers = [
+        SoftLinear(part, part, mode=mode),
+        SoftConv2d(part, part, 3, mode=mode),
+        SoftConv2d(2 * part, 2 * part, 3, groups=2, mode=mode),
+        SoftConvTranspose2d(2 * part, 2 * part, 3, groups=2, mode=mode),
+    ]
+    for layer in layers:
+        axis = 1 if isinstance(layer, SoftConvTranspose2d) else 0
+        usual = 1 / (3 * part.dim * layer.weight[0, 0].numel())  # the variance of entries of torch's layer
+        scalars, vectors = layer.weight.detach().narrow(axis, 0, 48).split([40, 8], axis)
+        for rows in (scalars, vectors):
+            assert float(rows.square().mean()) / usual == pytest.approx(1, rel=0.15)
+
+
 # -- networks from scratch ---------------------------------------------------------------------------------------------
 
 

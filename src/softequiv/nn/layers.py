@@ -9,6 +9,7 @@ far training may go from there.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -22,20 +23,24 @@ from softequiv.reps.grids import kernels
 from softequiv.spectrum import spectrum
 
 EXACT: Gain = softness(0)
+NOTHING = 1e-6  # of a weight's length is rounding in float32
 
 
 def _soften(layer: nn.Module, weight: Soft, target: Rep, mode: Mode) -> None:
     """Filter weight and bias of a new layer, and let it start exactly equivariant."""
+    drawn: Tensor = layer.weight.detach().clone()  # type: ignore[operator]
     soften_weight(layer, "weight", weight, mode)
     if getattr(layer, "bias", None) is not None:
         layout = Layout() if len(target.shape) == 1 else Layout(axis=0)  # only a space of several axes is stored flat
         soften_weight(layer, "bias", Soft(target, weight.gain, layout), mode)
-    _start_equivariant(layer)
+    _start_equivariant(layer, drawn, terms_of(target))
 
 
 @torch.no_grad()
-def _start_equivariant(layer: nn.Module) -> None:
-    """Theta = P_0 Theta for the random parameters of a new layer, its weight scaled up by what that takes away.
+def _start_equivariant(layer: nn.Module, drawn: Tensor, terms: Sequence[tuple[Rep, int]] = ()) -> None:
+    """Theta = P_0 Theta for the random parameters of a new layer, its weight as `drawn` and scaled up by what that
+    takes away; by a factor for each type among the `terms` of its target, as one for all would let those die out over
+    a few layers which read little of what comes in.
 
     What is random at the start and not equivariant is noise, which training would first have to undo. A weight that
     the group leaves no invariant direction would start at zero, and starts as its own gain leaves it instead.
@@ -45,9 +50,27 @@ def _start_equivariant(layer: nn.Module) -> None:
         if part.attribute == "weight" and not spectrum(soft.rep).invariants:
             stored.mul_(restored_scale(soft, stored))
             continue
-        strict = Soft(soft.rep, EXACT, soft.layout)
-        scale = restored_scale(strict, stored) if part.attribute == "weight" else 1.0
-        stored.copy_(through(EXACT.on(soft.rep).to(*part.filtered.fitted), soft, scale * stored))
+        strict = EXACT.on(soft.rep).to(*part.filtered.fitted)
+        if part.attribute != "weight":
+            stored.copy_(through(strict, soft, stored))
+            continue
+        start = through(strict, soft, drawn)
+        if len(terms) > 1:
+            _restore_rows(start, drawn, terms, axis=1 if soft.layout.swap else 0)
+        else:
+            start = start * restored_scale(Soft(soft.rep, EXACT, soft.layout), drawn)
+        stored.copy_(start)
+
+
+def _restore_rows(filtered: Tensor, weight: Tensor, terms: Sequence[tuple[Rep, int]], axis: int) -> None:
+    """Make the rows of each type as long as they were, in place; those that nothing is left of stay."""
+    place = 0
+    for term, copies in terms:
+        size = min(term.dim * copies, weight.shape[axis] - place)  # transposed groups share the rows of one
+        rows, before = (tensor.narrow(axis, place, size) for tensor in (filtered, weight))
+        if rows.norm() > NOTHING * before.norm():
+            rows.mul_(before.norm() / rows.norm())
+        place += size
 
 
 def restored_scale(soft: Soft, weight: Tensor) -> float:
@@ -187,9 +210,10 @@ class SoftTable(nn.Module):
         self, space: Rep, channels: int, gain: Gain = EXACT, *, std: float = 0.02, mode: Mode = "parametrize"
     ) -> None:
         super().__init__()
-        self.weight = nn.Parameter(std * torch.randn(channels, *space.shape))
+        drawn = std * torch.randn(channels, *space.shape)
+        self.weight = nn.Parameter(drawn.clone())
         soften_weight(self, "weight", Soft(space, gain), mode)
-        _start_equivariant(self)
+        _start_equivariant(self, drawn)
 
     def forward(self) -> Tensor:
         table: Tensor = self.weight

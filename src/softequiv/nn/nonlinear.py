@@ -37,7 +37,8 @@ def channels_last(x: Tensor, dim: int, channels: int, what: str) -> Tensor:
 class Gated(nn.Module):
     """Scalars go through an activation; every other copy is multiplied by the sigmoid of its own extra scalar.
 
-    Equivariant for any group, orthogonal or not.
+    Equivariant for any group, orthogonal or not. A gate of 0 halves its copy, and a random one does so on average: put
+    CopyNorm between the layers of a deep network, or vectors die out.
 
     >>> import softequiv as se
     >>> fields = 2 * se.vector(se.SO(3)) + se.scalar(se.SO(3))
