@@ -26,6 +26,7 @@ from softequiv.experiments.augmentation import RIVALS
 from softequiv.experiments.base import Experiment, data_folder, reproduce
 from softequiv.experiments.cells import Cell, Here, Row, read_row, run_cells
 from softequiv.experiments.compare import (
+    SCORE,
     Stop,
     at_least_as_good,
     beats,
@@ -328,7 +329,8 @@ def test_claims_that_answer_one_question_are_one_table_of_the_index(tmp_path):
 
 def test_every_question_that_a_claim_answers_is_one_of_the_index():
     found = {
-        arm: [Stop(dial, *[Spread(0.5 + dial, 0.01, 2)] * 2) for dial in (0.0, 0.4)] for arm in ("plain", "ours", "RPP")
+        arm: [Stop(dial, *[Spread(0.5 + dial, 0.01, 2)] * 2, 0.5) for dial in (0.0, 0.4)]
+        for arm in ("plain", "ours", "RPP")
     }
     claims = [better_at_equal_gain(found, ["ours"], "RPP", what) for what in KINDS]
     claims += [at_least_as_good(found, ["ours"], what) for what in KINDS]
@@ -351,9 +353,10 @@ def test_data_that_is_not_there_is_named(monkeypatch, tmp_path):
 def rows(*stops: tuple[str, float, float, float], spread: float = 0.0) -> list[Row]:
     """Rows of arms with (dial, gain, error), three seeds each."""
     return [
-        Row({"arm": arm, "dial": dial, "seed": seed}, {"g": gain + seed * spread, "e": error}, 1.0, "here", {})
+        Row({"arm": arm, "dial": dial, "seed": seed}, figures, 1.0, "here", {})
         for arm, dial, gain, error in stops
         for seed in (-1, 0, 1)
+        for figures in ({"g": gain + seed * spread, "e": error, SCORE: gain},)
     ]
 
 
@@ -386,7 +389,10 @@ def test_one_seed_shows_nothing_beyond_a_spread():
     alone = [row for row in several if row["seed"] == 0]
     for found, clear, warned in ((several, 1, False), (alone, 0, True)):
         claim = better_at_equal_gain(curves(found, "g", "e"), ["ours"], "other")
-        assert f"({clear} beyond one standard deviation of both errors)" in claim.evidence
+        assert f"at {clear} of 1 stops of other, beyond one standard deviation of both errors (on average at 1)" in (
+            claim.evidence
+        )
+        assert claim.holds is bool(clear)
         assert claim.evidence.endswith("(one seed)") is warned
 
 
@@ -395,6 +401,27 @@ def test_at_its_best_and_monotone():
     assert at_least_as_good(found, ["ours"]).holds and moves_the_error(found, "ours").holds
     worse = curves(rows(PLAIN, ("ours", 0.1, 0.7, 0.4), ("ours", 0.5, 0.79, 0.3)), "g", "e")
     assert not at_least_as_good(worse, ["ours"]).holds and not moves_the_error(worse, "ours").holds
+
+
+def test_the_stop_that_is_said_to_cost_nothing_is_chosen_on_validation():
+    def judged(validated: float) -> bool:
+        lucky = rows(PLAIN, ("ours", 0.1, 0.7, 0.1), ("ours", 0.5, 0.81, 0.3))
+        for row in lucky:
+            row.figures[SCORE] = validated if row["dial"] == 0.5 else 0.75
+        return at_least_as_good(curves(lucky, "g", "e"), ["ours"]).holds
+
+    assert judged(0.8) and not judged(0.7)
+
+
+def test_an_arm_is_not_better_than_its_own_copy():
+    found = curves(rows(("ours", 0.1, 0.7, 0.1), ("ours", 0.5, 0.8, 0.3), spread=0.01), "g", "e")
+    assert not better_at_equal_gain({"ours": found["ours"], "copy": found["ours"]}, ["ours"], "copy").holds
+
+
+def test_a_rival_of_one_seed_is_marked_where_nobody_reaches_it():
+    found = curves(rows(("ours", 0.5, 0.5, 0.1), ("other", 0.5, 0.9, 0.5)), "g", "e")
+    once = Stop(0.5, Spread(0.9, math.nan, 1), Spread(0.5, math.nan, 1))
+    assert better_at_equal_gain({**found, "other": [once]}, ["ours"], "other").short.endswith("¹")
 
 
 def test_a_rival_whose_accuracy_none_of_ours_reaches_is_told():

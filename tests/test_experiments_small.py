@@ -246,12 +246,12 @@ def test_f2_uses_cells_of_t1() -> None:
 
 @pytest.mark.parametrize(("error", "holds"), [(0.1, True), (0.9, False)])
 def test_claims_of_f2_follow_from_rows(error: float, holds: bool) -> None:
-    def row(arm: str, dial: float, gain: float, cost: float) -> Row:
-        settings = {"symmetry": "rotation", "arm": arm, "dial": dial, "seed": 0}
+    def row(arm: str, dial: float, gain: float, cost: float, seed: int) -> Row:
+        settings = {"symmetry": "rotation", "arm": arm, "dial": dial, "seed": seed}
         return Row(settings, {t1.GAIN: gain, t1.ERROR: cost}, 1.0, "cpu", {})
 
-    rows = [row("ours", dial, 0.8, error * (1 + dial)) for dial in (0.0, 0.5)]
-    rows += [row("RPP", dial, 0.7, 0.5) for dial in (0.0, 0.5)]
+    rows = [row("ours", dial, 0.8, error * (1 + dial), seed) for dial in (0.0, 0.5) for seed in (0, 1)]
+    rows += [row("RPP", dial, 0.7, 0.5, seed) for dial in (0.0, 0.5) for seed in (0, 1)]
     page = f2.page(rows, "smoke")
     assert page.claims[0].holds == holds
     assert "RPP" in page.claims[0].text

@@ -29,16 +29,18 @@ LOWER = "At equal accuracy, is the error lower?"
 QUESTIONS = {  # of the index, in its order, with what their entries say
     f"{LOWER} Dials of the network": "Dials that measure the whole network in training or average its answers "
     "('held', 'mixture'): at how many stops of a rival's dial one of these has, at a combined accuracy equal within "
-    "one standard deviation, a lower error, and the median ratio of the two errors.",
+    "one standard deviation, an error that is lower by more than one standard deviation of both, and the median ratio "
+    "of the two errors. What has one seed has no spread, and is not counted.",
     f"{LOWER} Dials of weights": "The same for dials that filter weights ('ours': softness, levels, error target).",
     "Is augmentation beaten?": "Combined accuracy at an error; behind the stroke those of the plain model trained on "
     "moved samples. To beat it is a lower error at its accuracy, or more accuracy at its error, beyond the sum of both "
-    "standard deviations.",
+    "standard deviations, at one stop at least; the pages say of how many.",
     "Is augmentation for twice as long beaten?": "The same with as many passes for augmentation as dials of the "
     "network take, which ask the model twice a step.",
     "Does the dial move the network's error?": "The error at the lowest and at the highest stop.",
     "Does the dial go from the plain model's error to zero?": "The plain model's error, and that of the last stop.",
-    "Does the dial cost accuracy?": "Combined accuracy at the best stop for that of the plain model.",
+    "Does the dial cost accuracy?": "Combined accuracy at the stop that validation prefers, for that of the plain "
+    "model; it costs none where it is not lower beyond both standard deviations.",
 }
 
 Draw = Callable[[Any], None]  # what it is given is a matplotlib figure
