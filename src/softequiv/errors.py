@@ -68,3 +68,12 @@ def checked_amount(value: Any, what: str, *, positive: bool = False, remedy: str
         least = "above 0" if positive else "of at least 0"
         raise SoftEquivError(f"{what} is a finite number {least}; got {number!r}{remedy}")
     return number
+
+
+def checked_size(what: str, value: Any, least: int = 1) -> None:
+    """A number of taps, pixels, channels or layers is whole.
+
+    >>> checked_size("channels", 8)
+    """
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise SoftEquivError(f"{what} is a whole number of at least {least}; got {value!r}")

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from softequiv.errors import GainError, SoftEquivError
+from softequiv.errors import GainError, SoftEquivError, checked_size
 from softequiv.gains import LevelGain
 from softequiv.groups import Shifts
 from softequiv.reps import grid
@@ -40,12 +40,6 @@ def binomial(filter_size: int) -> Tensor:
     checked_size("filter_size", filter_size)
     taps = [comb(filter_size - 1, i) / 2 ** (filter_size - 1) for i in range(filter_size)]
     return torch.tensor(taps, dtype=torch.float64)
-
-
-def checked_size(what: str, value: int, least: int = 1) -> None:
-    """A number of taps, pixels or channels."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise SoftEquivError(f"{what} is a whole number of at least {least}; got {value!r}")
 
 
 class BlurPool2d(nn.Module):

@@ -15,9 +15,8 @@ from torch.nn import functional
 
 from softequiv.actions import Acts, Moves, Pictures, Still, in_disc
 from softequiv.asking.answers import tensor_of
-from softequiv.baselines.blurpool import checked_size
 from softequiv.baselines.group_cnn import CentredHalving, GroupCNN, checked_plane
-from softequiv.errors import SoftEquivError, checked_amount
+from softequiv.errors import SoftEquivError, checked_amount, checked_size
 from softequiv.groups import C, Group
 from softequiv.measure.frame import inside
 

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from softequiv.baselines.autoregressive import Autoregressive
-from softequiv.baselines.blurpool import checked_size
 from softequiv.baselines.vector_neurons import VNAttention, VNLinear, VNNorm, VNReLU, vector_size
-from softequiv.errors import SoftEquivError
+from softequiv.errors import SoftEquivError, checked_size
 from softequiv.groups import SO, Group
 
 SPAN = 32  # steps back that attention tells apart; tracks in use are of 20

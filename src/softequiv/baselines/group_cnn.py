@@ -25,9 +25,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from softequiv._cache import cached
-from softequiv.baselines.blurpool import checked_size
 from softequiv.baselines.rpp import pathways
-from softequiv.errors import GroupError, SoftEquivError
+from softequiv.errors import GroupError, SoftEquivError, checked_size
 from softequiv.gains import LevelGain
 from softequiv.groups import C, D, Group, matrix_key
 from softequiv.groups.rotations import mirror

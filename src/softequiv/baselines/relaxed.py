@@ -24,9 +24,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from softequiv.baselines.blurpool import checked_size
 from softequiv.baselines.group_cnn import GroupCNN, GroupConv2d, LiftingConv2d, numbered
-from softequiv.errors import SoftEquivError
+from softequiv.errors import SoftEquivError, checked_size
 from softequiv.groups import Group, matrix_key
 from softequiv.reps import Action
 

@@ -12,9 +12,8 @@ from itertools import pairwise
 
 from torch import nn
 
-from softequiv.baselines.blurpool import checked_size
 from softequiv.baselines.group_cnn import CentredHalving
-from softequiv.errors import SoftEquivError
+from softequiv.errors import SoftEquivError, checked_size
 from softequiv.gains import Gain
 from softequiv.groups import C, D, Group
 from softequiv.nn import CopyNorm, Gated, SoftConv2d, gated

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from softequiv.baselines.blurpool import checked_size
-from softequiv.errors import RepresentationError, SoftEquivError, checked_number
+from softequiv.errors import RepresentationError, SoftEquivError, checked_number, checked_size
 from softequiv.groups import SO, Group, O
 from softequiv.nn.nonlinear import SHORTEST, at_least_float32
 
