@@ -394,6 +394,19 @@ def test_rows_of_the_hub_are_made_ready_and_numbered_as_pictures_of_a_folder_are
     assert open_task("hub:some/birds", model, size=16, named=False).task.test.labels().tolist() == [0, 1, 2, 0]
 
 
+@pytest.mark.parametrize("names", [("LABEL_0", "LABEL_1", "LABEL_2"), ("PULLOVER", "Trouser", "t-shirt")])
+def test_rows_of_the_hub_have_their_own_order_where_the_model_has_no_names(
+    names: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = {part: FakeRows(12, "T-shirt", "Trouser", "Pullover") for part in ("train", "test")}
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=lambda name: found))
+    model: Any = nn.Conv2d(3, 3, 3)
+    numbers = {name: number for number, name in enumerate(names)}
+    model.config = SimpleNamespace(id2label=dict(enumerate(names)), label2id=numbers, num_labels=3)
+    expected = [0, 1, 2] if names[0] == "LABEL_0" else [2, 1, 0]
+    assert open_task("hub:some/clothes", model, size=16).task.test.labels().tolist()[:3] == expected
+
+
 # examples in files
 
 
