@@ -25,7 +25,7 @@ from softequiv.tasks.cifar import HUNDRED, TEN, cifar10, cifar100
 from softequiv.tasks.classification import Classification
 from softequiv.tasks.decoding import MODES, check_pillow, decoded
 from softequiv.tasks.files import Files, Normalised, Read
-from softequiv.tasks.folders import IMAGENET, labelled, split_folder
+from softequiv.tasks.folders import IMAGENET, split_folder
 from softequiv.tasks.hub import Row, hub_splits
 from softequiv.tasks.images import class_count, class_numbers, own_names
 from softequiv.tasks.masks import Fitted, ade20k, camvid, mask_folders, voc
@@ -223,8 +223,7 @@ class Parts:
 def _folder(path: Path, seed: int) -> Parts:
     check_pillow()
     found = split_folder(path, test=TEST, seed=seed)
-    names = labelled(path / "train" if (path / "train").is_dir() else path)[1]
-    return Parts(found.train, found.validation, found.test, found.classes, names, from_files, from_files)
+    return Parts(found.train, found.validation, found.test, found.classes, found.names, from_files, from_files)
 
 
 def from_files(ready: Ready) -> Read:
