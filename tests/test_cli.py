@@ -423,7 +423,11 @@ def test_json_has_no_numbers_that_json_does_not_have() -> None:
 @pytest.mark.parametrize(
     ("folders", "names", "expected"),
     [
-        (["cat", "ant", "bee"], ["x", "y", "z"], [0, 1, 2]),  # in the order of the folders' names
+        (["cat", "ant", "bee"], ["LABEL_0", "LABEL_1", "LABEL_2"], [0, 1, 2]),  # the folders' order, for want of names
+        (["n02", "n01440764", "n01443537"], ["fish", "shark", "x"], None),
+        (["n01443537", "n01440764"], ["fish", "shark"], [0, 1]),  # ImageNet's, whose order all models have
+        (["cat", "Ant", "bee"], ["Cat", "bee", "ant"], [2, 1, 0]),  # in whatever case
+        (["cat", "ant", "bee"], ["x", "y", "z"], None),  # as many classes, but others
         (["cat", "ant", "bee"], ["cat", "bee", "ant"], [2, 1, 0]),  # by the model's own numbers
         (["cat", "bee"], ["cat", "bee", "ant"], [1, 0]),  # also where not all classes have pictures
         (["cat", "bee"], ["x", "y", "z"], None),  # nobody knows which is which

@@ -305,6 +305,19 @@ def test_class_folders_get_the_models_own_numbers(home: Path) -> None:
     assert open_task(str(home / "three"), model, named=False).task.classes == 3
 
 
+def test_a_head_for_other_names_is_refused_and_one_without_names_gets_those_of_the_pictures(
+    home: Path, tmp_path: Path
+) -> None:
+    found("train", home / "vit", "--data", home / "classes", "-o", tmp_path / "out", *QUICK)
+    trained: Any = open_model(tmp_path / "out" / "model")
+    assert trained.config.id2label == {number: f"class{number}" for number in range(CLASSES)}
+    names = [f"owl{number}" for number in range(CLASSES)]
+    trained.config.id2label, trained.config.label2id = dict(enumerate(names)), {n: i for i, n in enumerate(names)}
+    refused = r"called class0, class1, class2, ... and the model's owl0, owl1, owl2, ...: .* \(--new-head\)"
+    with pytest.raises(se.SoftEquivError, match=refused):
+        open_task(str(home / "classes"), trained)
+
+
 def test_a_new_head_is_drawn_by_its_seed_and_leaves_the_rest() -> None:
     nets = [CASES["segformer"].model() for _ in range(3)]
     for net, seed in zip(nets, (0, 0, 1), strict=True):

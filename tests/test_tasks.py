@@ -49,7 +49,7 @@ from softequiv.tasks.cifar import TEN, cifar10, cifar100
 from softequiv.tasks.classification import Classification
 from softequiv.tasks.decoding import anywhere, decoded, middle, pixels
 from softequiv.tasks.disc import InDisc
-from softequiv.tasks.files import Files, Labelled, Normalised, prefetched
+from softequiv.tasks.files import Files, Labelled, Normalised
 from softequiv.tasks.folders import IMAGENET, image_folder
 from softequiv.tasks.hub import hub_classification
 from softequiv.tasks.masks import Fitted, Values, ade20k, camvid, mask_folders, voc
@@ -263,6 +263,12 @@ def test_what_val_holds_beside_test_chooses_the_model(tmp_path: Path) -> None:
     task = image_folder(tmp_path, size=16)
     for name, part in (("train", task.train), ("val", task.validation), ("test", task.test)):
         assert {path for path, _ in part.items} == set((tmp_path / name).rglob("*.png"))  # type: ignore[attr-defined]
+    (tmp_path / "val").rename(tmp_path / "valid")  # as Roboflow has it
+    assert len(image_folder(tmp_path, size=8).validation) == len(task.validation)
+    (tmp_path / "val").mkdir()
+    refuses(lambda: image_folder(tmp_path), "has folders val and valid", "keep one")
+    (tmp_path / "val").rmdir()
+    (tmp_path / "valid").rename(tmp_path / "val")
     write_classes(tmp_path / "val", 1, names=("cat",))
     refuses(lambda: image_folder(tmp_path), "the class 'cat' is in one of", str(tmp_path / "val"))
 
@@ -367,9 +373,12 @@ def test_data_sets_of_the_hub_are_read_row_by_row(monkeypatch: pytest.MonkeyPatc
         hub_classification("some/pictures")
     found["validation"] = FakeRows(5)
     assert len(hub_classification("some/pictures", validation=0.2).test) == 5
-    found["validation"].rows[3]["label"] = -1
-    with pytest.raises(SoftEquivError, match="row 3 has the label -1 in the column 'label', which is no class; take"):
-        hub_classification("some/pictures")
+    for none in (-1, None):
+        found["validation"].rows[3]["label"] = none
+        with pytest.raises(
+            SoftEquivError, match=f"row 3 has the label {none} in the column 'label', which is no class"
+        ):
+            hub_classification("some/pictures")
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(SoftEquivError, match=r"pip install 'softequiv\[hub\]'"):
         hub_classification("some/pictures")
@@ -394,7 +403,60 @@ def test_rows_of_the_hub_are_made_ready_and_numbered_as_pictures_of_a_folder_are
     assert open_task("hub:some/birds", model, size=16, named=False).task.test.labels().tolist() == [0, 1, 2, 0]
 
 
+@pytest.mark.parametrize("names", [("LABEL_0", "LABEL_1", "LABEL_2"), ("PULLOVER", "Trouser", "t-shirt")])
+def test_rows_of_the_hub_have_their_own_order_where_the_model_has_no_names(
+    names: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = {part: FakeRows(12, "T-shirt", "Trouser", "Pullover") for part in ("train", "test")}
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=lambda name: found))
+    model: Any = nn.Conv2d(3, 3, 3)
+    numbers = {name: number for number, name in enumerate(names)}
+    model.config = SimpleNamespace(id2label=dict(enumerate(names)), label2id=numbers, num_labels=3)
+    expected = [0, 1, 2] if names[0] == "LABEL_0" else [2, 1, 0]
+    assert open_task("hub:some/clothes", model, size=16).task.test.labels().tolist()[:3] == expected
+
+
 # examples in files
+
+
+@pytest.mark.parametrize("values", [(0, 255), (0, 0), (255, 255)])
+def test_masks_of_one_class_are_refused(values: tuple[int, int], tmp_path: Path) -> None:
+    for i in range(10):
+        save(tmp_path / "x" / f"{i}.png", noise(8, 8, 3, seed=i))
+        save(tmp_path / "y" / f"{i}.png", np.array([values] * 2, "u1").repeat(4, 0).repeat(4, 1))
+    refuses(lambda: mask_folders(tmp_path / "x", tmp_path / "y", size=8), "one class only", "1 for 255")
+    assert mask_folders(tmp_path / "x", tmp_path / "y", Values(1), size=8).classes == 1  # who says so knows it
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_a_picture_is_read_as_its_camera_was_held(orientation: int, tmp_path: Path) -> None:
+    upright = noise(5, 9, 3)
+    stored = {  # what a camera writes, by the tag; EXIF 2.3, 4.6.4
+        1: upright,
+        2: upright[:, ::-1],
+        3: upright[::-1, ::-1],
+        4: upright[::-1],
+        5: upright.transpose(1, 0, 2),
+        6: upright.transpose(1, 0, 2)[::-1],
+        7: upright.transpose(1, 0, 2)[::-1, ::-1],
+        8: upright.transpose(1, 0, 2)[:, ::-1],
+    }[orientation]
+    picture = Image.fromarray(np.ascontiguousarray(stored))
+    exif = picture.getexif()
+    exif[0x0112] = orientation
+    picture.save(tmp_path / "a.png", exif=exif)
+    for mode in ("RGB", None):
+        assert np.array_equal(np.asarray(decoded(tmp_path / "a.png", mode)), upright)
+
+
+def test_a_picture_whose_exif_is_damaged_is_named(tmp_path: Path) -> None:
+    picture = Image.fromarray(noise(5, 9, 3))
+    exif = picture.getexif()
+    exif[0x010F], exif[0x0112] = "maker", 6
+    picture.save(tmp_path / "a.jpg", exif=exif)
+    content = (tmp_path / "a.jpg").read_bytes()
+    (tmp_path / "a.jpg").write_bytes(content.replace(b"\x01\x0f\0\x02", b"\x01\0\0\x02"))  # a width that is a text
+    refuses(lambda: decoded(tmp_path / "a.jpg", "RGB"), "a.jpg cannot be read as a picture")
 
 
 def test_random_crops_depend_on_seed_epoch_and_number_alone(tmp_path: Path) -> None:
@@ -452,18 +514,6 @@ def test_a_copied_folder_has_the_same_fingerprint(tmp_path: Path) -> None:
     shutil.copytree(write_classes(tmp_path / "a"), tmp_path / "elsewhere" / "b")
     first, second = (image_folder(tmp_path / name, size=8, validation=0.25) for name in ("a", "elsewhere/b"))
     assert first.test.fingerprint == second.test.fingerprint
-
-
-def test_prefetched_batches_come_in_order_and_a_fault_comes_with_them() -> None:
-    def faulty() -> Any:
-        yield from range(3)
-        raise SoftEquivError("the fourth is broken")
-
-    found = []
-    with pytest.raises(SoftEquivError, match="the fourth is broken"):
-        for number in prefetched(faulty()):
-            found.append(number)
-    assert found == [0, 1, 2]
 
 
 # splits

@@ -55,6 +55,7 @@ def train_command(
     With --softness or --error it is softened first. A run that was stopped goes on when the command is given again;
     torchrun and accelerate launch start it on many devices.
     """
+    from softequiv.tasks.images import nameless
     from softequiv.tasks.named import open_task
     from softequiv.tasks.preparation import described
     from softequiv.tasks.variations import variations
@@ -97,6 +98,8 @@ def train_command(
             warnings.warn(note, stacklevel=2)
         if new_head:
             heads.new_head(net, pictures.task.classes, pictures.names, seed=settings.seed)
+        elif pictures.names and nameless(net):
+            heads.name_classes(net, pictures.names)
         if softening:
             soften(net, mode=cast(Mode, mode), **arguments)
         judged = own_range(net) if turned is None else turned

@@ -6,6 +6,7 @@ A file that is no picture is named in a sentence.
 from __future__ import annotations
 
 import math
+import struct
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -21,6 +22,7 @@ FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP")  # of pillow; others wou
 LARGEST = 178_956_970  # pixels of a picture, as pillow has it
 MODES = {1: "L", 3: "RGB"}
 DEEP = ("I", "F", "I;16", "I;16L", "I;16B", "I;16N")  # modes of pillow with more than a byte a pixel
+DAMAGED = (OSError, ValueError, KeyError, SyntaxError, TypeError, struct.error)  # what pillow raises then
 NEAREST, BILINEAR, BICUBIC = 0, 2, 3  # pillow's numbers, as preprocessor files have them
 ATTEMPTS = 10  # to find a rectangle inside the picture, as torchvision has it
 
@@ -50,18 +52,20 @@ def check_pillow() -> None:
 
 
 def decoded(path: Path, mode: str | None = None) -> Any:
-    """The picture of a file, converted to a mode of pillow, or as it is stored; a file that is none is named."""
-    from PIL import Image
+    """The picture of a file as it is shown, converted to a mode of pillow, or in its own; a file that is none is
+    named."""
+    from PIL import Image, ImageOps
 
     try:
         with Image.open(path, formats=FORMATS) as file:
             file.load()
             if mode and file.mode in DEEP:  # pillow would cut off what a byte cannot hold
                 raise ValueError(f"its pixels are more than bytes, mode {file.mode}; convert them to 8 bits")
-            return file.convert(mode) if mode else file.copy()
+            upright = ImageOps.exif_transpose(file)  # cameras store which side is up
+            return upright.convert(mode) if mode else upright
     except FileNotFoundError:
         raise SoftEquivError(f"there is no picture {path}; copy it there, or take its name off the list") from None
-    except (OSError, ValueError, KeyError, SyntaxError, Image.DecompressionBombError) as problem:
+    except (*DAMAGED, Image.DecompressionBombError) as problem:
         raise SoftEquivError(
             f"{path} cannot be read as a picture ({problem}); copy it again, or take it away"
         ) from problem

@@ -9,13 +9,13 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache
 from pathlib import Path
 from random import Random
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,7 +29,6 @@ from softequiv.tasks.decoding import MODES, anywhere, check_side, decoded, middl
 HASHED = 1024  # files at a time; all at once would wait in memory
 BLOCK = 2**20  # bytes of a file at a time
 
-Item = TypeVar("Item")
 Read = Callable[[Any, Any, Random], tuple[Tensor, Tensor]]  # source, target, what is drawn -> input, target
 
 
@@ -178,20 +177,6 @@ def stacked(sources: Sequence[Any], inputs: Sequence[Tensor]) -> Tensor:
                 "preprocessor keeps their shapes; cut them to squares with --size"
             )
     return torch.stack(list(inputs))
-
-
-def prefetched(batches: Iterable[Item]) -> Iterator[Item]:
-    """The same batches, each made in the background while the one before is in use.
-
-    >>> list(prefetched(range(3)))
-    [0, 1, 2]
-    """
-    made, end = iter(batches), object()
-    with ThreadPoolExecutor(1) as maker:
-        waiting: Future[Any] = maker.submit(next, made, end)
-        while (batch := waiting.result()) is not end:
-            waiting = maker.submit(next, made, end)
-            yield batch
 
 
 def _identity(item: tuple[Any, Any]) -> str:

@@ -21,6 +21,7 @@ from softequiv.tasks.labels import check_inside, numbered_lines
 from softequiv.tasks.splits import held_out, of_each_class
 
 LABELS = "labels.tsv"
+CHOOSING = ("val", "valid", "validation")  # what the folder is called whose pictures choose the model
 NAMED = 3  # how many classes a warning names
 DIGITS = 9  # of the number of a class, at most
 IMAGENET = Normalised((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
@@ -36,6 +37,7 @@ class Split:
     validation: Items
     test: Items
     classes: int
+    names: tuple[str, ...]
 
 
 def image_folder(
@@ -53,9 +55,9 @@ def image_folder(
     """Pictures in class folders below train/, val/ and test/, or train/ and val/ (as ImageNet has them: val/ is then
     the test), or in one folder of class folders, or listed in its labels.tsv.
 
-    Without train/, `test` of every class is for the test. What val/ holds beside test/ chooses the model; where there
-    are not both, `validation` of what is left to learn from does. Pictures are
-    the middle square of size x size pixels, the shorter side scaled to size / crop; with `crops`, training ones are
+    val/ may be called valid/ or validation/. Without train/, `test` of every class is for the test. What val/ holds
+    beside test/ chooses the model; where there are not both, `validation` of what is left to learn from does. Pictures
+    are the middle square of size x size pixels, the shorter side scaled to size / crop; with `crops`, training ones are
     random rectangles, drawn anew in every epoch.
     """
     check_pillow()
@@ -93,12 +95,15 @@ def split_folder(
             "choose the model are all there are; add pictures of it, or take it away",
             stacklevel=3,
         )
-    return Split(learning, choosing, asked, count)
+    return Split(learning, choosing, asked, count, names)
 
 
 def _laid_out(folder: Path) -> tuple[Items, Items, Items, tuple[str, ...]]:
     """What train/, val/ and test/ hold; val/ is the test where there is no test/, and then nothing chooses."""
-    parts = [name for name in ("train", "val", "test") if (folder / name).is_dir()]
+    choosing = [name for name in CHOOSING if (folder / name).is_dir()]
+    if len(choosing) > 1:
+        raise SoftEquivError(f"{folder} has folders {' and '.join(choosing)}, which are two names for one; keep one")
+    parts = [name for name in ("train", *choosing, "test") if (folder / name).is_dir()]
     if len(parts) == 1:
         raise SoftEquivError(f"{folder} has a folder train and none of test, val; put the pictures of a test there")
     found = {name: labelled(folder / name) for name in parts}
@@ -109,7 +114,7 @@ def _laid_out(folder: Path) -> tuple[Items, Items, Items, tuple[str, ...]]:
             raise SoftEquivError(
                 f"the class {odd!r} is in one of {folder / 'train'} and {folder / part} only; complete it"
             )
-    return learning, found["val"][0] if len(parts) == 3 else (), found[parts[-1]][0], names
+    return learning, found[parts[1]][0] if len(parts) == 3 else (), found[parts[-1]][0], names
 
 
 def _drawn(folder: Path, test: float, seed: int) -> tuple[Items, Items, Items, tuple[str, ...]]:

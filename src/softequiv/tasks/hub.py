@@ -74,14 +74,14 @@ class Splits:
         return self._labelled(self.learning), self._labelled(self.test)
 
     def _labelled(self, rows: Any) -> Items:
-        items = tuple((number, int(label)) for number, label in enumerate(rows[self.label]))
-        unknown = next((number for number, label in items if label < 0), None)
-        if unknown is not None:  # as data sets have it whose test is a challenge
-            raise SoftEquivError(
-                f"row {unknown} has the label {items[unknown][1]} in the column {self.label!r}, which is no class; "
-                "take a split with labels, hub_classification(..., test=...)"
-            )
-        return items
+        labels = list(rows[self.label])
+        for number, label in enumerate(labels):
+            if label is None or label < 0:  # as data sets have it whose test is a challenge
+                raise SoftEquivError(
+                    f"row {number} has the label {label} in the column {self.label!r}, which is no class; take a split "
+                    "with labels, hub_classification(..., test=...)"
+                )
+        return tuple((number, int(label)) for number, label in enumerate(labels))
 
 
 def hub_splits(

@@ -5,7 +5,8 @@ the names of sub-folders.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +17,9 @@ from softequiv.errors import SoftEquivError
 from softequiv.tasks.decoding import ENDINGS, MODES, check_pillow, decoded, is_picture, pictures_below
 from softequiv.tasks.files import stacked
 from softequiv.tasks.preparation import Preparation, channels_of, preparation
+
+NUMBERED = re.compile(r"LABEL_\d+")  # what transformers calls classes that were given no names
+WORDNET = re.compile(r"n\d{8}")  # ImageNet's folders, in whose order every model of it has its classes
 
 
 @dataclass(frozen=True)
@@ -46,8 +50,9 @@ class Images:
 def open_images(
     folder: Path, model: nn.Module, *, size: int | None = None, limit: int | None = None, seed: int = 0, batch: int = 32
 ) -> Images:
-    """The pictures below a folder, as the model wants them; class folders are numbered in the order of their names, or
-    by the model's own numbers where it knows all the names. With `limit`, so many of them, drawn at random.
+    """The pictures below a folder, as the model wants them; class folders are numbered by the model's own numbers
+    where it knows all the names, and by their order where it has no names. With `limit`, so many of
+    them, drawn at random.
     """
     if not folder.is_dir():
         raise SoftEquivError(f"there is no folder {str(folder)!r}; give --data a folder of pictures")
@@ -79,17 +84,36 @@ def open_images(
 
 
 def class_numbers(names: Sequence[str], model: nn.Module) -> tuple[dict[str, int], str]:
-    """The number of each class folder, and where they cannot be told, why not."""
-    config = getattr(model, "config", None)
-    count = getattr(config, "num_labels", None) or getattr(model, "num_classes", None)
+    """The number of each class: the model's own for that name, in whatever case, or its place where the model has no
+    names, or the data have those of ImageNet; and where it cannot be told, why not."""
     if not names or "Segmentation" in type(model).__name__:
         return {}, ""
-    known: Mapping[str, int] = getattr(config, "label2id", None) or {}
-    if all(name in known for name in names):
-        return {name: int(known[name]) for name in names}, ""
-    if len(names) == count:
-        return {name: number for number, name in enumerate(sorted(names))}, ""
+    own = own_names(model)
+    for said in (str, str.casefold):
+        known = {said(name): number for name, number in own.items()}
+        numbers = {name: known[said(name)] for name in names if said(name) in known}
+        if len(set(numbers.values())) == len(names):
+            return numbers, ""
+    count = class_count(model)
+    if len(names) == count and (nameless(model) or all(WORDNET.fullmatch(name) for name in names)):
+        return {name: number for number, name in enumerate(names)}, ""
     return {}, (
         f"labels not used: {len(names)} class folders, {count} classes of the model, and their names differ "
         f"({names[0]}, ...)"
     )
+
+
+def class_count(model: nn.Module) -> int:
+    """How many classes a model has; 0 where it does not say."""
+    return int(getattr(getattr(model, "config", None), "num_labels", None) or getattr(model, "num_classes", 0) or 0)
+
+
+def own_names(model: nn.Module) -> dict[str, int]:
+    """What a model calls its classes, with their numbers."""
+    told = getattr(getattr(model, "config", None), "label2id", None) or {}
+    return {str(name): int(number) for name, number in told.items()}
+
+
+def nameless(model: nn.Module) -> bool:
+    """Whether a model numbers its classes only: `LABEL_0`, `LABEL_1`, ..."""
+    return all(NUMBERED.fullmatch(name) for name in own_names(model))

@@ -142,9 +142,20 @@ def mask_folders(
     Where `values` is not given, classes are 0, 1, ... up to the highest value of any mask, and 255 belongs to none.
     """
     pairs = paired(path_of(pictures), path_of(masks))
-    known = values or Values(1 + max(highest_class(mask) for _, mask in progress(pairs, "reading the masks")))
+    known = values or Values(_counted(masks, pairs))
     learning, asked = _apart(pairs, test, seed)
     return _segmentation([*_apart(learning, validation, seed), asked], size, known, prepare)
+
+
+def _counted(masks: str | Path, pairs: Pairs) -> int:
+    """How many classes all masks have together; one alone would be right everywhere, whatever is learnt."""
+    highest = max(highest_class(mask) for _, mask in progress(pairs, "reading the masks"))
+    if highest == 0:
+        raise SoftEquivError(
+            f"the masks in {masks} hold one class only, 0, where they are not {IGNORE_INDEX}, which belongs to none; "
+            f"write classes as 0, 1, ..., and 1 for {IGNORE_INDEX} where that is one"
+        )
+    return 1 + highest
 
 
 def highest_class(mask: Path) -> int:

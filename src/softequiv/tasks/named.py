@@ -25,9 +25,9 @@ from softequiv.tasks.cifar import HUNDRED, TEN, cifar10, cifar100
 from softequiv.tasks.classification import Classification
 from softequiv.tasks.decoding import MODES, check_pillow, decoded
 from softequiv.tasks.files import Files, Normalised, Read
-from softequiv.tasks.folders import IMAGENET, labelled, split_folder
+from softequiv.tasks.folders import IMAGENET, split_folder
 from softequiv.tasks.hub import Row, hub_splits
-from softequiv.tasks.images import class_numbers
+from softequiv.tasks.images import class_count, class_numbers, own_names
 from softequiv.tasks.masks import Fitted, ade20k, camvid, mask_folders, voc
 from softequiv.tasks.mnist import MEAN, STD, mnist
 from softequiv.tasks.preparation import (
@@ -49,6 +49,7 @@ Named = Classification | Segmentation
 DIGIT_SIDE = 28
 TEST = 0.2  # of the pictures of each class, where the folder has no test of its own
 CHOOSING = 0.1  # of the rows of the hub that are to learn from
+SOME = 3  # names of classes that a message shows
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ class Wanted:
 @dataclass(frozen=True)
 class Opened:
     """A problem, how its pictures are made ready, what had to be guessed, and what its classes are called, in the order
-    of their numbers, where the data say so."""
+    in which the data have them, where they say so."""
 
     task: Named
     prepared: Preparation
@@ -122,7 +123,8 @@ def wanted(model: nn.Module, size: int | None = None) -> Wanted:
 def open_task(text: str, model: nn.Module, *, size: int | None = None, seed: int = 0, named: bool = True) -> Opened:
     """The problem that a text stands for, with pictures as the model wants them, split by seed.
 
-    Classes get the model's own numbers where it knows all their names, unless `named` is False.
+    Classes get the model's own numbers where it knows all their names, those of the data where it has no names, and are
+    refused where it has others; with `named=False`, for a new head, they keep those of the data.
 
     >>> open_task("mnits:digits", nn.Conv2d(1, 8, 3))
     Traceback (most recent call last):
@@ -221,8 +223,7 @@ class Parts:
 def _folder(path: Path, seed: int) -> Parts:
     check_pillow()
     found = split_folder(path, test=TEST, seed=seed)
-    names = labelled(path / "train" if (path / "train").is_dir() else path)[1]
-    return Parts(found.train, found.validation, found.test, found.classes, names, from_files, from_files)
+    return Parts(found.train, found.validation, found.test, found.classes, found.names, from_files, from_files)
 
 
 def from_files(ready: Ready) -> Read:
@@ -257,10 +258,16 @@ def _ready(parts: Parts, model: nn.Module, size: int | None, named: bool) -> Ope
 
 def _numbers(names: Sequence[str], model: nn.Module, found: int) -> tuple[list[int] | None, int]:
     """The model's own numbers for classes of these names where it knows them all, and how many classes there are."""
-    count = int(getattr(getattr(model, "config", None), "num_labels", None) or getattr(model, "num_classes", 0) or 0)
+    count = class_count(model)
     if not names:  # labels.tsv has numbers of its own, which may leave some of the model's out
         return None, max(found, count)
     numbers, unknown = class_numbers(names, model)
-    if unknown or not numbers:
+    if unknown and found == count:  # the head would fit, and its classes be others
+        theirs, own = (", ".join([*some][:SOME]) + ", ..." * (count > SOME) for some in (names, own_names(model)))
+        raise SoftEquivError(
+            f"the pictures' classes are called {theirs} and the model's {own}: give them the same names, or the model "
+            "a new head (--new-head)"
+        )
+    if not numbers:
         return None, found
     return [numbers[name] for name in names], max(count, len(names))

@@ -50,12 +50,16 @@ def new_head(model: nn.Module, classes: int, names: Sequence[str] = (), *, seed:
         fresh = _alike(old, classes).to(old.weight.device, old.weight.dtype)
     parent, _, attribute = place.rpartition(".")
     setattr(model.get_submodule(parent), attribute, fresh)
+    name_classes(model, list(names) or [f"LABEL_{number}" for number in range(classes)])
+    if hasattr(model, "num_labels"):
+        model.num_labels = classes  # type: ignore[assignment]
+
+
+def name_classes(model: nn.Module, names: Sequence[str]) -> None:
+    """Write what the classes are called into the configuration of a model of transformers."""
     config: Any = getattr(model, "config", None)
     if config is not None:
-        told = list(names) or [f"LABEL_{number}" for number in range(classes)]
-        config.id2label, config.label2id = dict(enumerate(told)), {name: number for number, name in enumerate(told)}
-        if hasattr(model, "num_labels"):
-            model.num_labels = classes  # type: ignore[assignment]
+        config.id2label, config.label2id = dict(enumerate(names)), {name: number for number, name in enumerate(names)}
 
 
 def last_layer(model: nn.Module) -> tuple[str, nn.Linear | nn.Conv2d]:
