@@ -467,6 +467,21 @@ def test_nonlinearities_do_what_they_say():
     assert torch.allclose(y[:3], torch.tensor([2.0, -2, 5])) and torch.allclose(y[3:], torch.tensor([1.0, 1, 0]))
 
 
+@pytest.mark.parametrize("name", [*NAMES, "vector relu"])
+@pytest.mark.parametrize("group", [se.SO(3), se.C(4), se.S(4), se.Lorentz()], ids=str)
+def test_nonlinearities_compile_into_one_graph_and_are_exported(group, name):
+    if name != "gated" and not group.orthogonal:
+        pytest.skip("lengths are refused")
+    rep = 3 * se.vector(group) if name == "vector relu" else 3 * se.vector(group) + 2 * se.scalar(group)
+    layer, takes = nonlinearity(name, rep, -1, 0)
+    x = noise(4, takes.dim)
+    torch._dynamo.reset()
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    exported = torch.export.export(layer, (x,)).module()
+    assert_same(layer(x), compiled(x), x)
+    assert_same(layer(x), exported(x), x)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("name", [*NAMES, "vector relu"])
 def test_gradients_flow_and_are_bounded_at_zero(name, dtype):
