@@ -454,7 +454,7 @@ def test_nonlinearities_do_what_they_say():
     cut = NormReLU(rep)
     with torch.no_grad():
         cut.bias.copy_(torch.tensor([-3.0, -3.0, 1.0]))
-    assert torch.allclose(cut(x), torch.tensor([1.2, 0, 1.6, 0, 0, 0, -3]))
+    assert torch.allclose(cut(x), torch.tensor([1.2, 0, 1.6, 0, 0, 0, -2]))
     assert torch.allclose(CopyNorm(rep)(x), x / 10**0.5)  # squared lengths 25, 1, 4 of three copies
     gates = torch.tensor([0.0, 100.0])
     opened = Gated(rep, nn.ReLU())(torch.cat([x, gates]))
@@ -465,6 +465,14 @@ def test_nonlinearities_do_what_they_say():
     # the first copy looks along the second, (1, 1, 0); the second along minus the first
     y = neurons(torch.tensor([1.0, -3, 5, 1, 1, 0]))
     assert torch.allclose(y[:3], torch.tensor([2.0, -2, 5])) and torch.allclose(y[3:], torch.tensor([1.0, 1, 0]))
+
+
+@pytest.mark.parametrize("bias", [-1.0, 0.0, 1.0])
+def test_what_is_rounding_stays_rounding_whatever_bias_is_learned(bias):
+    rep = 3 * se.vector(se.SO(3)) + 2 * se.scalar(se.SO(3))
+    layer, x = NormReLU(rep), 1e-7 * noise(9, rep.dim)
+    nn.init.constant_(layer.bias, bias)
+    assert float(layer(x).norm().detach()) <= float(x.norm())
 
 
 @pytest.mark.parametrize("name", [*NAMES, "vector relu"])
@@ -488,6 +496,8 @@ def test_gradients_flow_and_are_bounded_at_zero(name, dtype):
     rep = 4 * se.vector(se.SO(3))
     layer, takes = nonlinearity(name, rep, -1, 1)
     layer = layer.to(dtype)
+    if name == "norm relu":
+        nn.init.constant_(layer.bias, -0.5)  # above 0 it counts as 0
     for scale in (0.0, 1e-30, 1e-6, 300.0, 1.0):
         layer.zero_grad()
         x = (scale * noise(3, takes.dim)).to(dtype).requires_grad_()

@@ -115,7 +115,10 @@ def _needs_orthogonal(rep: Rep, what: str) -> None:
 
 
 class NormReLU(nn.Module):
-    """x -> x relu(|x| + b) / |x| per copy, with a learned b per copy; a scalar's length is its magnitude."""
+    """x -> x relu(|x| + min(b, 0)) / |x| per copy, with a learned b per copy; a scalar's length is its magnitude.
+
+    A positive b would make a jump at 0, and where features are rounding, as on blank areas, rounding as large as b.
+    """
 
     def __init__(self, rep: Rep, dim: int = -1) -> None:
         super().__init__()
@@ -128,7 +131,7 @@ class NormReLU(nn.Module):
         x = channels_last(x, self.dim, self.channels, self.what)
         norms = self.copies.norms(at_least_float32(x))
         shortest = max(SHORTEST, torch.finfo(x.dtype).tiny ** 0.5)  # half precision bounds gradients sooner
-        scale = torch.relu(norms + self.bias) / norms.clamp(min=shortest)
+        scale = torch.relu(norms + self.bias.clamp(max=0)) / norms.clamp(min=shortest)
         return (x * self.copies.spread(scale)).to(x.dtype).movedim(-1, self.dim)
 
 
