@@ -192,6 +192,59 @@ def test_new_layers_start_exactly_equivariant_whatever_their_gain_allows(gain, m
         assert se.spectrum(part.soft.rep).largest_error(part.group_view()) < EXACT
 
 
+def small_network(gain: Any, mode: Any) -> nn.Module:
+    fields, plain = 3 * se.frequency(se.C(4), 1) + 2 * se.scalar(se.C(4)), 3 * se.scalar(se.C(4))
+    return nn.Sequential(
+        SoftConv2d(fields, gated(fields), 3, gain, mode=mode),
+        Gated(fields, dim=1),
+        CopyNorm(fields, dim=1),
+        SoftConvTranspose2d(fields, fields, 3, gain, mode=mode),
+        NormReLU(fields, dim=1),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        SoftLinear(fields, plain, gain, mode=mode),
+    )
+
+
+def reset(model: nn.Module) -> None:
+    for module in model.modules():
+        if hasattr(module, "reset_parameters"):
+            module.reset_parameters()
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("gain", STARTS, ids=str)
+def test_parameters_that_are_reset_are_those_of_a_new_network(gain, mode):
+    torch.manual_seed(0)
+    new = small_network(gain, mode)
+    old = small_network(gain, mode)
+    torch.manual_seed(0)
+    reset(old)
+    for one, other in zip(new.parameters(), old.parameters(), strict=True):
+        assert torch.equal(one, other)
+    table = SoftTable(se.grid(se.SO(2), 5, 5), 2, gain, mode=mode)
+    before = table().clone()
+    table.reset_parameters()
+    (part,) = soft_weights(table)
+    assert not torch.equal(table(), before)
+    assert se.spectrum(part.soft.rep).largest_error(part.group_view()) < EXACT
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("gain", STARTS, ids=str)
+def test_a_network_built_without_values_is_the_one_whose_values_it_is_given(gain, mode):
+    model, x = small_network(gain, mode), noise(2, 8, 7, 7)
+    randomised(model, 0)
+    se.project(model)
+    with torch.device("meta"):
+        emptied, assigned = small_network(gain, mode), small_network(gain, mode)
+        SoftTable(se.grid(se.C(4), 3, 3), 2, gain, mode=mode)
+    assert emptied(x.to("meta")).shape == model(x).shape
+    emptied.to_empty(device="cpu").load_state_dict(model.state_dict())
+    assigned.load_state_dict(model.state_dict(), assign=True)
+    assert torch.equal(emptied(x), model(x)) and torch.equal(assigned(x), model(x))
+
+
 @pytest.mark.parametrize("gain", STARTS[:-1], ids=str)
 def test_from_its_start_a_gradient_leads_wherever_the_gain_allows(gain):
     torch.manual_seed(0)

@@ -127,6 +127,10 @@ class NormReLU(nn.Module):
         self.what, self.copies = f"NormReLU({rep})", Copies.of(rep)
         self.bias = nn.Parameter(torch.zeros(sum(self.copies.counts)))
 
+    def reset_parameters(self) -> None:
+        """Start anew."""
+        nn.init.zeros_(self.bias)
+
     def forward(self, x: Tensor) -> Tensor:
         x = channels_last(x, self.dim, self.channels, self.what)
         norms = self.copies.norms(at_least_float32(x))
@@ -144,6 +148,10 @@ class CopyNorm(nn.Module):
         self.rep, self.dim, self.channels, self.eps = rep, dim, rep.dim, eps
         self.what, self.copies = f"CopyNorm({rep})", Copies.of(rep)
         self.scale = nn.Parameter(torch.ones(sum(self.copies.counts)))
+
+    def reset_parameters(self) -> None:
+        """Start anew."""
+        nn.init.ones_(self.scale)
 
     def forward(self, x: Tensor) -> Tensor:
         x = channels_last(x, self.dim, self.channels, self.what)
