@@ -211,6 +211,18 @@ def test_generators_too_slow_to_be_told_from_rounding_are_refused():
     assert se.group_from(lie=[0 * turn, turn]).orthogonal
 
 
+def test_generators_orthogonal_but_for_rounding_to_float32_are_refused():
+    angle = torch.tensor(math.pi / 4, dtype=torch.float64)
+    turn = torch.stack([torch.stack([angle.cos(), -angle.sin()]), torch.stack([angle.sin(), angle.cos()])])
+    tilt = torch.linalg.qr(torch.randn(3, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0)))[0]
+    spun = se.SO(3).lie.sum(0)
+    flow = tilt.float() @ spun.float() @ tilt.float().T
+    for lie, steps in (([], [turn.float()]), ([flow], [])):
+        with pytest.raises(GroupError, match="rounded to float32"):
+            se.group_from(lie=lie, steps=steps)
+    assert se.group_from(lie=[tilt @ spun @ tilt.T]).orthogonal and se.group_from(steps=[turn]).orthogonal
+
+
 def test_steps_that_commute_in_the_group_must_do_so_in_a_representation():
     group = se.group_from(steps=[torch.diag(torch.tensor([2.0, 1.0])), torch.diag(torch.tensor([1.0, 2.0]))])
     first, second = torch.tensor([[1.0, 1.0], [0.0, 1.0]]), torch.tensor([[1.0, 0.0], [1.0, 1.0]])

@@ -192,6 +192,59 @@ def test_new_layers_start_exactly_equivariant_whatever_their_gain_allows(gain, m
         assert se.spectrum(part.soft.rep).largest_error(part.group_view()) < EXACT
 
 
+def small_network(gain: Any, mode: Any) -> nn.Module:
+    fields, plain = 3 * se.frequency(se.C(4), 1) + 2 * se.scalar(se.C(4)), 3 * se.scalar(se.C(4))
+    return nn.Sequential(
+        SoftConv2d(fields, gated(fields), 3, gain, mode=mode),
+        Gated(fields, dim=1),
+        CopyNorm(fields, dim=1),
+        SoftConvTranspose2d(fields, fields, 3, gain, mode=mode),
+        NormReLU(fields, dim=1),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        SoftLinear(fields, plain, gain, mode=mode),
+    )
+
+
+def reset(model: nn.Module) -> None:
+    for module in model.modules():
+        if hasattr(module, "reset_parameters"):
+            module.reset_parameters()
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("gain", STARTS, ids=str)
+def test_parameters_that_are_reset_are_those_of_a_new_network(gain, mode):
+    torch.manual_seed(0)
+    new = small_network(gain, mode)
+    old = small_network(gain, mode)
+    torch.manual_seed(0)
+    reset(old)
+    for one, other in zip(new.parameters(), old.parameters(), strict=True):
+        assert torch.equal(one, other)
+    table = SoftTable(se.grid(se.SO(2), 5, 5), 2, gain, mode=mode)
+    before = table().clone()
+    table.reset_parameters()
+    (part,) = soft_weights(table)
+    assert not torch.equal(table(), before)
+    assert se.spectrum(part.soft.rep).largest_error(part.group_view()) < EXACT
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("gain", STARTS, ids=str)
+def test_a_network_built_without_values_is_the_one_whose_values_it_is_given(gain, mode):
+    model, x = small_network(gain, mode), noise(2, 8, 7, 7)
+    randomised(model, 0)
+    se.project(model)
+    with torch.device("meta"):
+        emptied, assigned = small_network(gain, mode), small_network(gain, mode)
+        SoftTable(se.grid(se.C(4), 3, 3), 2, gain, mode=mode)
+    assert emptied(x.to("meta")).shape == model(x).shape
+    emptied.to_empty(device="cpu").load_state_dict(model.state_dict())
+    assigned.load_state_dict(model.state_dict(), assign=True)
+    assert torch.equal(emptied(x), model(x)) and torch.equal(assigned(x), model(x))
+
+
 @pytest.mark.parametrize("gain", STARTS[:-1], ids=str)
 def test_from_its_start_a_gradient_leads_wherever_the_gain_allows(gain):
     torch.manual_seed(0)
@@ -454,7 +507,7 @@ def test_nonlinearities_do_what_they_say():
     cut = NormReLU(rep)
     with torch.no_grad():
         cut.bias.copy_(torch.tensor([-3.0, -3.0, 1.0]))
-    assert torch.allclose(cut(x), torch.tensor([1.2, 0, 1.6, 0, 0, 0, -3]))
+    assert torch.allclose(cut(x), torch.tensor([1.2, 0, 1.6, 0, 0, 0, -2]))
     assert torch.allclose(CopyNorm(rep)(x), x / 10**0.5)  # squared lengths 25, 1, 4 of three copies
     gates = torch.tensor([0.0, 100.0])
     opened = Gated(rep, nn.ReLU())(torch.cat([x, gates]))
@@ -467,12 +520,37 @@ def test_nonlinearities_do_what_they_say():
     assert torch.allclose(y[:3], torch.tensor([2.0, -2, 5])) and torch.allclose(y[3:], torch.tensor([1.0, 1, 0]))
 
 
+@pytest.mark.parametrize("bias", [-1.0, 0.0, 1.0])
+def test_what_is_rounding_stays_rounding_whatever_bias_is_learned(bias):
+    rep = 3 * se.vector(se.SO(3)) + 2 * se.scalar(se.SO(3))
+    layer, x = NormReLU(rep), 1e-7 * noise(9, rep.dim)
+    nn.init.constant_(layer.bias, bias)
+    assert float(layer(x).norm().detach()) <= float(x.norm())
+
+
+@pytest.mark.parametrize("name", [*NAMES, "vector relu"])
+@pytest.mark.parametrize("group", [se.SO(3), se.C(4), se.S(4), se.Lorentz()], ids=str)
+def test_nonlinearities_compile_into_one_graph_and_are_exported(group, name):
+    if name != "gated" and not group.orthogonal:
+        pytest.skip("lengths are refused")
+    rep = 3 * se.vector(group) if name == "vector relu" else 3 * se.vector(group) + 2 * se.scalar(group)
+    layer, takes = nonlinearity(name, rep, -1, 0)
+    x = noise(4, takes.dim)
+    torch._dynamo.reset()
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    exported = torch.export.export(layer, (x,)).module()
+    assert_same(layer(x), compiled(x), x)
+    assert_same(layer(x), exported(x), x)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("name", [*NAMES, "vector relu"])
 def test_gradients_flow_and_are_bounded_at_zero(name, dtype):
     rep = 4 * se.vector(se.SO(3))
     layer, takes = nonlinearity(name, rep, -1, 1)
     layer = layer.to(dtype)
+    if name == "norm relu":
+        nn.init.constant_(layer.bias, -0.5)  # above 0 it counts as 0
     for scale in (0.0, 1e-30, 1e-6, 300.0, 1.0):
         layer.zero_grad()
         x = (scale * noise(3, takes.dim)).to(dtype).requires_grad_()

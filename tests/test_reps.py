@@ -196,6 +196,18 @@ def test_a_users_matrices_are_checked_against_the_group():
             make()
 
 
+def test_matrices_rounded_to_float32_are_refused_as_nothing_would_commute_with_them():
+    """Their levels 0 lie at about 1e-7, so that every layer between them and another type would be zero."""
+    spin, turn = se.spin(se.SO(3), 2), se.vector(se.C(8)).steps()
+    with pytest.raises(NotARepresentationError, match="rounded to float32"):
+        se.representation(se.SO(3), lie=spin.lie().float())
+    with pytest.raises(se.RepresentationError, match="rounded to float32"):
+        se.representation(se.C(8), steps=turn.float())
+    mine = se.representation(se.SO(3), lie=spin.lie())
+    assert se.spectrum(spin >> mine).invariants == 1
+    assert se.spectrum(se.frequency(se.C(8), 1) >> se.representation(se.C(8), steps=turn)).invariants == 2
+
+
 @pytest.mark.parametrize(
     ("make", "words"),
     [

@@ -22,6 +22,10 @@ SLOWEST = 1e-6
 # A matrix identity (bracket, relation, orthogonality) holds when its residual is below this, relative to the matrices.
 IDENTITY_TOLERANCE = 1e-8
 
+# Float64 keeps skew and orthogonal matrices to the first, relative to the matrices, and float32 to the second.
+FLOAT64_ROUNDING, FLOAT32_ROUNDING = 1e-12, 1e-6
+ROUNDED = "the matrices look rounded to float32, in which nothing is exactly at level 0; build them in float64"
+
 
 @dataclass(frozen=True, eq=False)
 class Frozen:
@@ -147,6 +151,19 @@ def refuse_slow(matrices: Sequence[Tensor], flows: int, what: str, error: type[E
                 f"generator {index} of {what} moves by {rate:.1g} in a unit of time, which is lost in rounding; take a "
                 f"larger unit, so that it is near 1, or leave the generator out"
             )
+
+
+def refuse_rounded(matrices: Sequence[Tensor], flows: int, what: str, error: type[Exception]) -> None:
+    """Refuse generators, the first `flows` of them Lie generators, that are skew or orthogonal but for the rounding of
+    another precision.
+    """
+    for index, matrix in enumerate(matrices):
+        flow = index < flows
+        excess = float((matrix + matrix.mT if flow else matrix @ matrix.mT - identity_like(matrix)).abs().max())
+        scale = max(1.0, float(matrix.abs().max())) if flow else 1.0
+        if FLOAT64_ROUNDING * scale < excess <= FLOAT32_ROUNDING * scale:
+            kind = "skew" if flow else "orthogonal"
+            raise error(f"generator {index} of {what} fails to be {kind} by {excess:.1g}: {ROUNDED}")
 
 
 def canonical_signs(basis: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 
 from softequiv.errors import RepresentationError
 from softequiv.gains import Gain, LevelGain, softness
-from softequiv.nn.weight import Layout, Mode, Soft, soft_weights, soften_weight, through
+from softequiv.nn.weight import Layout, Mode, Soft, soft_weights, soften_new, through
 from softequiv.reps import Action, Rep, Trivial, direct_sum, terms_of
 from softequiv.reps.grids import kernels
 from softequiv.spectrum import spectrum
@@ -29,11 +30,43 @@ NOTHING = 1e-6  # of a weight's length is rounding in float32
 def _soften(layer: nn.Module, weight: Soft, target: Rep, mode: Mode) -> None:
     """Filter weight and bias of a new layer, and let it start exactly equivariant."""
     drawn: Tensor = layer.weight.detach().clone()  # type: ignore[operator]
-    soften_weight(layer, "weight", weight, mode)
+    soften_new(layer, "weight", weight, mode)
     if getattr(layer, "bias", None) is not None:
         layout = Layout() if len(target.shape) == 1 else Layout(axis=0)  # only a space of several axes is stored flat
-        soften_weight(layer, "bias", Soft(target, weight.gain, layout), mode)
-    _start_equivariant(layer, drawn, terms_of(target))
+        soften_new(layer, "bias", Soft(target, weight.gain, layout), mode)
+    if not drawn.is_meta:  # else it starts when its parameters are reset
+        _start_equivariant(layer, drawn, terms_of(target))
+
+
+class _Starts:
+    """What the layers here share that torch's layer draws for: where they start, also when they start anew."""
+
+    target: Rep
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Draw as torch's layer does, and start exactly equivariant as a new layer does."""
+        layer: Any = self
+        parts = list(soft_weights(layer))
+        if not parts:  # torch's own constructor draws
+            super().reset_parameters()  # type: ignore[misc]
+            return
+        stored = {"weight": layer.weight, "bias": layer.bias} | {part.attribute: part.stored for part in parts}
+        super().reset_parameters.__func__(SimpleNamespace(**stored))  # type: ignore[misc]
+        _start_anew(layer, terms_of(self.target))
+
+
+@torch.no_grad()
+def _start_anew(layer: nn.Module, terms: Sequence[tuple[Rep, int]] = ()) -> None:
+    """Start from what was just drawn into the stored parameters."""
+    parts = {part.attribute: part for part in soft_weights(layer)}
+    drawn = parts["weight"].stored.clone()
+    if drawn.is_meta:
+        return
+    for part in parts.values():
+        if part.filtered.mode == "project":  # as for a new layer, whose draw is filtered first
+            part.stored.copy_(part.filtered(part.stored))
+    _start_equivariant(layer, drawn, terms)
 
 
 @torch.no_grad()
@@ -96,7 +129,7 @@ def checked_types(*types: Rep) -> None:
             )
 
 
-class SoftLinear(nn.Linear):
+class SoftLinear(_Starts, nn.Linear):
     """A linear map from one representation to another; the bias lives in the target.
 
     >>> import softequiv as se
@@ -146,7 +179,7 @@ def kernel_soft(
     return Soft(maps @ space, gain, Layout(groups=groups, swap=transposed))
 
 
-class _SoftConv:
+class _SoftConv(_Starts):
     """What the six convolutions share: types instead of channel counts."""
 
     def __init__(
@@ -210,10 +243,17 @@ class SoftTable(nn.Module):
         self, space: Rep, channels: int, gain: Gain = EXACT, *, std: float = 0.02, mode: Mode = "parametrize"
     ) -> None:
         super().__init__()
-        drawn = std * torch.randn(channels, *space.shape)
-        self.weight = nn.Parameter(drawn.clone())
-        soften_weight(self, "weight", Soft(space, gain), mode)
-        _start_equivariant(self, drawn)
+        self.std = std
+        self.weight = nn.Parameter(torch.zeros(channels, *space.shape))
+        soften_new(self, "weight", Soft(space, gain), mode)
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Draw anew, and start exactly equivariant."""
+        (part,) = soft_weights(self)
+        part.stored.copy_(self.std * torch.randn_like(part.stored))
+        _start_anew(self)
 
     def forward(self) -> Tensor:
         table: Tensor = self.weight

@@ -6,6 +6,9 @@ by copy.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor, nn
 
@@ -34,6 +37,44 @@ def channels_last(x: Tensor, dim: int, channels: int, what: str) -> Tensor:
     return x.movedim(dim, -1)
 
 
+@dataclass(frozen=True)
+class Copies:
+    """A type in plain numbers, which compilers follow where they cannot follow a representation: for each term how many
+    copies it has, and of which size.
+    """
+
+    counts: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+    @staticmethod
+    def of(rep: Rep) -> Copies:
+        """The copies of a type."""
+        terms = terms_of(rep)
+        return Copies(tuple(copies for _, copies in terms), tuple(term.dim for term, _ in terms))
+
+    def split(self, x: Tensor) -> list[Tensor]:
+        """Features (..., dim) term by term, each (..., copies, size)."""
+        whole = [count * size for count, size in zip(self.counts, self.sizes, strict=True)]
+        return [
+            part.unflatten(-1, (count, size))
+            for part, count, size in zip(x.split(whole, -1), self.counts, self.sizes, strict=True)
+        ]
+
+    def norms(self, x: Tensor) -> Tensor:
+        """The length of every copy: (..., dim) to (..., copies)."""
+        return torch.cat([part.norm(dim=-1) for part in self.split(x)], -1)
+
+    def spread(self, factors: Tensor) -> Tensor:
+        """One factor for every copy, (..., copies), as one for each of its coordinates, (..., dim)."""
+        own = zip(factors.split(self.counts, -1), self.sizes, strict=True)
+        return joined([part[..., None].expand(*part.shape, size) for part, size in own])
+
+
+def joined(parts: Sequence[Tensor]) -> Tensor:
+    """Terms (..., copies, size) one after another, (..., dim)."""
+    return torch.cat([part.flatten(-2) for part in parts], -1)
+
+
 class Gated(nn.Module):
     """Scalars go through an activation; every other copy is multiplied by the sigmoid of its own extra scalar.
 
@@ -50,37 +91,17 @@ class Gated(nn.Module):
         super().__init__()
         self.rep, self.dim, self.channels = rep, dim, gated(rep).dim
         self.activation = activation or nn.SiLU()
+        self.what, self.copies, self.features = f"Gated({rep})", Copies.of(rep), rep.dim
+        self.gates = tuple(0 if isinstance(term, Trivial) else copies for term, copies in terms_of(rep))
 
     def forward(self, x: Tensor) -> Tensor:
-        x = channels_last(x, self.dim, self.channels, f"Gated({self.rep})")
-        features, gates = x[..., : self.rep.dim], x[..., self.rep.dim :].sigmoid()
-        out, place, gate = [], 0, 0
-        for term, copies in terms_of(self.rep):
-            part = features[..., place : place + term.dim * copies]
-            if isinstance(term, Trivial):
-                out.append(self.activation(part))
-            else:
-                split = part.unflatten(-1, (copies, term.dim)) * gates[..., gate : gate + copies, None]
-                out.append(split.flatten(-2))
-                gate += copies
-            place += term.dim * copies
-        return torch.cat(out, -1).movedim(-1, self.dim)
-
-
-def copy_index(rep: Rep) -> Tensor:
-    """For every coordinate of a type, the number of the copy that it belongs to: (dim,)."""
-    sizes = torch.tensor([term.dim for term, copies in terms_of(rep) for _ in range(copies)])
-    return torch.repeat_interleave(torch.arange(len(sizes)), sizes)
-
-
-def copy_norms(x: Tensor, rep: Rep) -> Tensor:
-    """|x| of every copy, repeated over its coordinates: (..., dim) to (..., dim)."""
-    parts, place = [], 0
-    for term, copies in terms_of(rep):
-        part = x[..., place : place + term.dim * copies].unflatten(-1, (copies, term.dim))
-        parts.append(part.norm(dim=-1, keepdim=True).expand_as(part).flatten(-2))
-        place += term.dim * copies
-    return torch.cat(parts, -1)
+        x = channels_last(x, self.dim, self.channels, self.what)
+        gates = x[..., self.features :].sigmoid().split(self.gates, -1)
+        out = [
+            part * gate[..., None] if gate.shape[-1] else self.activation(part)
+            for part, gate in zip(self.copies.split(x[..., : self.features]), gates, strict=True)
+        ]
+        return joined(out).movedim(-1, self.dim)
 
 
 def at_least_float32(x: Tensor) -> Tensor:
@@ -94,22 +115,28 @@ def _needs_orthogonal(rep: Rep, what: str) -> None:
 
 
 class NormReLU(nn.Module):
-    """x -> x relu(|x| + b) / |x| per copy, with a learned b per copy; a scalar's length is its magnitude."""
+    """x -> x relu(|x| + min(b, 0)) / |x| per copy, with a learned b per copy; a scalar's length is its magnitude.
+
+    A positive b would make a jump at 0, and where features are rounding, as on blank areas, rounding as large as b.
+    """
 
     def __init__(self, rep: Rep, dim: int = -1) -> None:
         super().__init__()
         _needs_orthogonal(rep, "NormReLU")
-        self.rep, self.dim = rep, dim
-        copy_of = copy_index(rep)
-        self.bias = nn.Parameter(torch.zeros(int(copy_of[-1]) + 1))
-        self.register_buffer("copy_of", copy_of, persistent=False)
+        self.rep, self.dim, self.channels = rep, dim, rep.dim
+        self.what, self.copies = f"NormReLU({rep})", Copies.of(rep)
+        self.bias = nn.Parameter(torch.zeros(sum(self.copies.counts)))
+
+    def reset_parameters(self) -> None:
+        """Start anew."""
+        nn.init.zeros_(self.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = channels_last(x, self.dim, self.rep.dim, f"NormReLU({self.rep})")
-        norms = copy_norms(at_least_float32(x), self.rep)
+        x = channels_last(x, self.dim, self.channels, self.what)
+        norms = self.copies.norms(at_least_float32(x))
         shortest = max(SHORTEST, torch.finfo(x.dtype).tiny ** 0.5)  # half precision bounds gradients sooner
-        scale = torch.relu(norms + self.bias[self.copy_of]) / norms.clamp(min=shortest)  # type: ignore[index]
-        return (x * scale).to(x.dtype).movedim(-1, self.dim)
+        scale = torch.relu(norms + self.bias.clamp(max=0)) / norms.clamp(min=shortest)
+        return (x * self.copies.spread(scale)).to(x.dtype).movedim(-1, self.dim)
 
 
 class CopyNorm(nn.Module):
@@ -118,16 +145,19 @@ class CopyNorm(nn.Module):
     def __init__(self, rep: Rep, dim: int = -1, eps: float = 1e-6) -> None:
         super().__init__()
         _needs_orthogonal(rep, "CopyNorm")
-        self.rep, self.dim, self.eps = rep, dim, eps
-        copy_of = copy_index(rep)
-        self.scale = nn.Parameter(torch.ones(int(copy_of[-1]) + 1))
-        self.register_buffer("copy_of", copy_of, persistent=False)
+        self.rep, self.dim, self.channels, self.eps = rep, dim, rep.dim, eps
+        self.what, self.copies = f"CopyNorm({rep})", Copies.of(rep)
+        self.scale = nn.Parameter(torch.ones(sum(self.copies.counts)))
+
+    def reset_parameters(self) -> None:
+        """Start anew."""
+        nn.init.ones_(self.scale)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = channels_last(x, self.dim, self.rep.dim, f"CopyNorm({self.rep})")
+        x = channels_last(x, self.dim, self.channels, self.what)
         wide = at_least_float32(x)
         mean_square = wide.square().sum(-1, keepdim=True) / len(self.scale)
-        scaled = wide * torch.rsqrt(mean_square + self.eps) * self.scale[self.copy_of]  # type: ignore[index]
+        scaled = wide * torch.rsqrt(mean_square + self.eps) * self.copies.spread(self.scale)
         return scaled.to(x.dtype).movedim(-1, self.dim)
 
 
@@ -145,13 +175,13 @@ class VectorReLU(nn.Module):
         _needs_orthogonal(rep, "VectorReLU")
         if len(terms_of(rep)) != 1 or is_scalar(rep):
             raise RepresentationError(f"VectorReLU takes copies of one space, such as 8 * vector(group); got {rep}")
-        self.dim = dim
-        (self.space, self.copies) = terms_of(rep)[0]
-        self.directions = nn.Linear(self.copies, self.copies, bias=False)
+        self.rep, self.dim, self.channels = rep, dim, rep.dim
+        self.what, self.copies = f"VectorReLU({rep})", Copies.of(rep)
+        (count,) = self.copies.counts
+        self.directions = nn.Linear(count, count, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        whole = channels_last(x, self.dim, self.copies * self.space.dim, f"VectorReLU({self.copies} {self.space})")
-        split = whole.unflatten(-1, (self.copies, self.space.dim))
+        (split,) = self.copies.split(channels_last(x, self.dim, self.channels, self.what))
         k = at_least_float32(self.directions(split.mT).mT)
         along = (split * k).sum(-1, keepdim=True).clamp(max=0) / k.square().sum(-1, keepdim=True).clamp(min=SHORTEST**2)
-        return (split - along * k).to(x.dtype).flatten(-2).movedim(-1, self.dim)
+        return joined([split - along * k]).to(x.dtype).movedim(-1, self.dim)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from torch.utils.hooks import RemovableHandle
 
+from softequiv._cache import on_the_cpu
 from softequiv.errors import GainError, SoftEquivError, WeightError
 from softequiv.gains import Composed, Cone, Gain, LevelGain, WeightFilter
 from softequiv.gains.cone import nearest
@@ -87,7 +88,7 @@ class Soft:
 
 def through(apply: WeightFilter, soft: Soft, weight: Tensor) -> Tensor:
     """A stored tensor with its group axes filtered, in full precision inside autocast too."""
-    if isinstance(apply, Filter) and apply.side == "identity":
+    if weight.is_meta or (isinstance(apply, Filter) and apply.side == "identity"):
         return weight
     with full_precision(weight):
         if soft.layout == PLAIN:
@@ -192,9 +193,11 @@ class FilteredWeight(nn.Module):
     def set_soft(self, soft: Soft, dtype: torch.dtype, device: torch.device) -> None:
         """Do this from now on, to weights of this dtype on this device."""
         # a new object each time, by which what was prepared is known to be out of date
-        fitted = (torch.float64 if dtype == torch.float64 else torch.float32, device)
-        filter = soft.gain.on(soft.rep).to(*fitted)  # may refuse the gain, and then nothing has changed
-        held = soft.gain.constraint(soft.rep).to(*fitted) if self.mode == "project" else filter
+        place = torch.device("cpu") if device.type == "meta" else device  # the filter of no values has values
+        fitted = (torch.float64 if dtype == torch.float64 else torch.float32, place)
+        with on_the_cpu():
+            filter = soft.gain.on(soft.rep).to(*fitted)  # may refuse the gain, and then nothing has changed
+            held = soft.gain.constraint(soft.rep).to(*fitted) if self.mode == "project" else filter
         self.soft, self.fitted, self.filter, self.held = soft, fitted, filter, held
         self.factor = self.filter.factor if isinstance(self.filter, Filter) and soft.layout == PLAIN else None
         self.shape = soft.rep.shape
@@ -279,6 +282,16 @@ class SoftWeight:
 def softenable(module: nn.Module, attribute: str, mode: Mode = "parametrize", name: str = "") -> nn.Parameter:
     """The parameter that `soften_weight` would filter, or the reason why it cannot."""
     name = name or f"{type(module).__name__}.{attribute}"
+    weight = unfiltered(module, attribute, mode, name)
+    if weight.is_meta:
+        raise WeightError(f"{name} has no values yet, it is on the meta device: load the model's weights first")
+    if not torch.isfinite(weight).all():
+        raise WeightError(f"{name} has entries that are not finite: mend it first")
+    return weight
+
+
+def unfiltered(module: nn.Module, attribute: str, mode: Mode, name: str) -> nn.Parameter:
+    """A parameter that nothing filters yet, whatever its values."""
     if mode not in get_args(Mode):
         raise SoftEquivError(f"unknown mode {mode!r}; choose 'parametrize' or 'project'")
     weight = getattr(module, attribute, None)
@@ -290,10 +303,6 @@ def softenable(module: nn.Module, attribute: str, mode: Mode = "parametrize", na
         raise WeightError(f"{name} has another parametrisation, such as weight_norm; remove it first")
     if not weight.numel():
         raise WeightError(f"{name} of shape {tuple(weight.shape)} has no entries; choose another weight")
-    if weight.is_meta:
-        raise WeightError(f"{name} has no values yet, it is on the meta device: load the model's weights first")
-    if not torch.isfinite(weight).all():
-        raise WeightError(f"{name} has entries that are not finite: mend it first")
     return weight
 
 
@@ -306,7 +315,13 @@ def soften_weight(module: nn.Module, attribute: str, soft: Soft, mode: Mode = "p
     >>> torch.allclose(layer.weight, layer.weight.rot90(1, (-2, -1)), atol=1e-6)
     True
     """
-    weight = softenable(module, attribute, mode)
+    softenable(module, attribute, mode)
+    soften_new(module, attribute, soft, mode)
+
+
+def soften_new(module: nn.Module, attribute: str, soft: Soft, mode: Mode) -> None:
+    """Filter one parameter of a new module, which may have no values yet (on the meta device)."""
+    weight = unfiltered(module, attribute, mode, f"{type(module).__name__}.{attribute}")
     layout = soft.layout
     spared, expected = layout.skip + layout.behind, layout.channels * soft.rep.dim
     if layout.axis is not None and spared + expected != weight.shape[layout.axis]:

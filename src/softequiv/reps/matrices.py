@@ -10,7 +10,20 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from softequiv._linalg import Frozen, are_normal, checked_matrices, expm, is_orthogonal, is_skew, refuse_slow, stack
+from softequiv._linalg import (
+    FLOAT32_ROUNDING,
+    LEVEL_TOLERANCE,
+    ROUNDED,
+    Frozen,
+    are_normal,
+    checked_matrices,
+    expm,
+    is_orthogonal,
+    is_skew,
+    refuse_rounded,
+    refuse_slow,
+    stack,
+)
 from softequiv.errors import NotARepresentationError, RepresentationError
 from softequiv.groups import Group, Step, evaluate
 from softequiv.reps.base import Rep
@@ -52,7 +65,7 @@ def representation(
     group: Group, lie: Sequence[Tensor] | Tensor = (), steps: Sequence[Tensor] | Tensor = (), *, name: str = "custom"
 ) -> Rep:
     """A representation from the user's matrices, one per generator of the group, checked against its brackets and
-    relations.
+    relations; give them in float64, as levels are told apart to nine digits.
 
     >>> from softequiv import SO
     >>> turn = torch.tensor([[0.0, -2.0], [2.0, 0.0]])
@@ -70,6 +83,7 @@ def representation(
             f"{group} has no generators, so matrices cannot tell a representation; use scalar(group)"
         )
     refuse_slow(matrices, len(lie), f"a representation of {group}", RepresentationError)
+    refuse_rounded(matrices, len(lie), f"a representation of {group}", RepresentationError)
     dim = matrices[0].shape[0]
     flows, jumps = stack(matrices[: len(lie)], dim), stack(matrices[len(lie) :], dim)
     rep = Matrices(group, Frozen(flows), Frozen(jumps), name)
@@ -83,7 +97,12 @@ def check_representation(rep: Rep) -> None:
 
     def hold(left: Tensor, right: Tensor, what: str) -> None:
         residual = float((left - right).abs().max())
-        if residual > 1e-6 * max(1.0, float(right.abs().max())):
+        scale = max(1.0, float(right.abs().max()))
+        if LEVEL_TOLERANCE * scale < residual <= FLOAT32_ROUNDING * scale:
+            raise NotARepresentationError(
+                f"these matrices do not quite represent {group}: {what} fails by {residual:.2g}; {ROUNDED}"
+            )
+        if residual > FLOAT32_ROUNDING * scale:
             raise NotARepresentationError(
                 f"these matrices do not represent {group}: {what} fails by {residual:.2g}; check the matrices "
                 f"or name another group"
