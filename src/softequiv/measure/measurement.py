@@ -1,7 +1,7 @@
 """What was observed? `measure` moves a user's data by drawn group elements and tells how the model's answers follow.
 
-Every figure comes with an interval over the samples, each of which has its own elements: exact for counted rates, by
-bootstrap and approximate for others.
+Every figure comes with an interval over the samples, each of which has its own elements: accuracies with one that holds
+for every number of samples, others with one by bootstrap, which is approximate.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from softequiv.asking.data import Batch, batches, check_count, count
 from softequiv.asking.divergence import kl_divergence
 from softequiv.errors import SoftEquivError
 from softequiv.groups import Element, Group
-from softequiv.measure.bootstrap import Statistic, combined, interval, mean
+from softequiv.measure.bootstrap import Statistic, combined, exact_interval, interval, mean
 from softequiv.measure.elements import Elements, as_range, check_elements, drawn
 from softequiv.measure.frame import inside, norms
 from softequiv.measure.functional import check_labels, confusion_counts, ignored_label
@@ -33,15 +33,15 @@ from softequiv.measure.progress import progress
 
 Columns = dict[str, Tensor]  # name -> (N,) or (N, d), a row per sample
 Move = tuple[slice, Element]  # some samples of a batch, and what moves them
-FEW = 100  # samples, below which a bootstrap interval is narrower than it says by more than a little
+INTERVAL = "95% interval (~ bootstrap, approximate)"
 
 
 @dataclass(frozen=True)
 class Row:
     """One figure: its value, its 95% interval, from how many samples, and what it is.
 
-    The interval is exact where every sample is right or wrong, else by bootstrap, and approximate. A single sample says
-    next to nothing of others, and no interval of it is printed.
+    The interval is `exact` where it holds at least as often as it says for every n, as those of accuracies do; else it
+    is by bootstrap, and printed with a ~. A single sample says next to nothing of others, and no interval is printed.
     """
 
     name: str
@@ -50,11 +50,13 @@ class Row:
     high: float
     n: int
     formula: str
+    exact: bool = False
 
     @property
     def interval(self) -> str:
         """The interval as it is printed; empty for a single sample."""
-        return f"{self.low:.4g} .. {self.high:.4g}" if self.n > 1 else ""
+        about = "" if self.exact else "~ "
+        return f"{about}{self.low:.4g} .. {self.high:.4g}" if self.n > 1 else ""
 
 
 @dataclass(frozen=True)
@@ -84,8 +86,7 @@ class Measurement:
         where = "all of it" if self.within is None else f"within {self.within!r}"
         how = "given" if self.given else "drawn for each"
         title = f"{self.group}, {where}: {self.samples} samples, {self.elements} elements {how}, seed {self.seed}"
-        few = " (bootstrap, approximate)" if self.samples < FEW else ""
-        cells = [("", "value", f"95% interval{few}", "n", "")]
+        cells = [("", "value", INTERVAL, "n", "")]
         for row in self.rows:
             cells.append((row.name, f"{row.value:.4g}", row.interval, str(row.n), row.formula))
         return "\n".join([title, *aligned(cells), *self.notes])
@@ -126,18 +127,19 @@ def combined_iou(means: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Figure:
-    """How a row is made: a statistic of the means of some columns."""
+    """How a row is made: a statistic of the means of some columns; `shares` are columns whose entries lie in [0, 1]."""
 
     name: str
     formula: str
     columns: tuple[str, ...]
     statistic: Statistic = mean
+    shares: bool = False
 
 
 FIGURES = (
-    Figure("accuracy", "class of F(x) is the label's", ("right",)),
-    Figure("accuracy moved", "class of F(gx) is the label's", ("right moved",)),
-    Figure("accuracy combined", "sqrt(accuracy * accuracy moved)", ("right", "right moved"), combined),
+    Figure("accuracy", "class of F(x) is the label's", ("right",), shares=True),
+    Figure("accuracy moved", "class of F(gx) is the label's", ("right moved",), shares=True),
+    Figure("accuracy combined", "sqrt(accuracy * accuracy moved)", ("right", "right moved"), combined, shares=True),
     Figure("iErr", "KL[F(x) || F(gx)]", ("kl",)),
     Figure("mIoU", "intersection over union, mean over classes", ("overlap",), mean_iou),
     Figure("aIoU", "the same, pictures and labels moved", ("overlap moved",), mean_iou),
@@ -402,7 +404,8 @@ def rows(table: Columns, seed: int) -> Iterable[Row]:
             values = torch.cat([table[name] for name in figure.columns], 1)
             if figure.columns[0].startswith("overlap"):
                 values = labelled(values)
-            yield Row(figure.name, *interval(values, figure.statistic, seed=seed), len(values), figure.formula)
+            found = (exact_interval if figure.shares else interval)(values, figure.statistic, seed=seed)
+            yield Row(figure.name, *found, len(values), figure.formula, figure.shares)
 
 
 def labelled(overlap: Tensor) -> Tensor:
