@@ -80,6 +80,16 @@ def test_relations_and_periods_hold(group):
 
 
 @given(st.integers(2, 7), seeds)
+def test_flows_of_at_most_a_half_turn_are_shortest_and_need_no_logarithm(n, seed):
+    generator = torch.Generator().manual_seed(seed)
+    shortest = se.SO(n).element_of
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(se.SO, "element_of", None)
+        g = se.SO(n).random(generator, math.pi)
+    assert g.length == pytest.approx(shortest(g.matrix).length, abs=1e-9)
+
+
+@given(st.integers(2, 7), seeds)
 def test_the_logarithm_of_a_rotation_is_skew_shortest_and_exact(n, seed):
     matrix = drawn(se.SO(n), seed).matrix
     log = orthogonal_log(matrix)

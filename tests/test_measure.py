@@ -243,6 +243,39 @@ def test_every_sample_has_its_own_elements() -> None:
     assert found.elements == 2 and not found.given
 
 
+def test_all_samples_of_a_round_are_moved_and_compared_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+    each = Pictures.each
+
+    def counted(self: Pictures, x: Tensor, group: se.Group, stack: Tensor) -> Tensor:
+        sizes.append(len(x))
+        return each(self, x, group, stack)
+
+    monkeypatch.setattr(Pictures, "each", counted)
+    monkeypatch.setattr(Pictures, "__call__", None)
+    data = (drawn(12, 2, 9, 9), torch.zeros(12, 9, 9, dtype=torch.long))
+    measure(segmenter(), data, "D4", elements=3, jacobians=0)
+    assert sizes == 3 * 3 * [12]  # pictures, answers and labels
+
+
+def test_samples_of_a_batch_are_compared_each_inside_its_own_frame() -> None:
+    """Quarter turns, which keep all pixels inside, beside others, which do not."""
+    model, x = segmenter(), drawn(6, 2, 9, 9)
+    together = measure(model, x, "C8", elements=2, seed=2)
+    generator, changes, terms = torch.Generator().manual_seed(2), [], []
+    for n in [*range(6), *range(6)]:
+        g, picture = se.C(8).random(generator), x[n : n + 1]
+        with torch.no_grad():
+            moved, expected = model(Pictures()(picture, g)), Pictures()(model(picture), g)
+        inside = Pictures().valid(picture, g)
+        inside = torch.ones(9, 9, dtype=torch.bool) if inside is None else inside
+        changes.append(float(((moved - expected) * inside).norm() / (expected * inside).norm()))
+        divergences = [kl(a, b) for a, b in zip(moved[0, :, inside].T, expected[0, :, inside].T, strict=True)]
+        terms.append((sum(divergences), int(inside.sum())))
+    assert together["relative change"].value == pytest.approx(sum(changes) / 12)
+    assert together["eErr"].value == pytest.approx(sum(a for a, _ in terms) / sum(b for _, b in terms))
+
+
 def test_intervals_speak_of_elements_and_samples() -> None:
     """||F(gx) - F(x)|| depends on the element alone here: without own elements there would be no spread at all."""
 
