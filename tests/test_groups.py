@@ -241,6 +241,17 @@ def test_an_angle_bounds_every_turn_also_where_nothing_is_flipped():
     assert max(float(g.times.max()) for g in pairs) == 3
 
 
+def test_a_factor_whose_first_step_is_beyond_the_angle_stands_still():
+    generator, angle = torch.Generator().manual_seed(0), se.degrees(30)
+    for moving in (se.SO(2), se.SO(3), se.Lorentz("SO+")):
+        drawn = torch.stack([(moving * se.C(4)).random(generator, angle).times for _ in range(100)])
+        assert float(drawn[:, :-1].max()) > 0.4 and not bool(drawn[:, -1].any())
+    pool = se.Moves(se.Points(), se.C(4) * se.C(12), angle).elements
+    assert [str(g) for g in pool] == ["e", "s1", "s1^-1"]
+    assert {str((se.C(4) * se.C(12)).random(generator, angle)) for _ in range(50)} == {"e", "s1", "s1^-1"}
+    assert len(se.Moves(se.Points(), se.C(4) * se.C(12), se.degrees(math.inf)).elements) == 48
+
+
 def test_draws_of_a_mixed_group_take_every_step_that_fits():
     generator = torch.Generator().manual_seed(0)
     counts = {int((se.SO(2) * se.C(18)).random(generator, 5.0).times[1]) for _ in range(500)}
