@@ -144,6 +144,18 @@ def test_no_haar_mean_is_claimed_for_a_group_that_is_not_compact():
         se.spectrum(rep).haar_error(weight(rep, 0))
 
 
+def test_kappa_bounds_paths_that_stretch_each_side_by_another_generator():
+    """And is attained where they do: half of the path stretches outputs alone, the other half inputs alone."""
+    boost, still = torch.tensor([[0.0, 1.0], [1.0, 0.0]]), torch.zeros(2, 2)
+    group = se.group_from(lie=[torch.block_diag(boost, still), torch.block_diag(still, boost)], name="two boosts")
+    outputs, inputs = se.representation(group, lie=[boost, still]), se.representation(group, lie=[still, boost])
+    one, other = group.element(math.sqrt(2), 0), group.element(0, math.sqrt(2))
+    norms = [float(torch.linalg.matrix_norm(rep.rho(g), 2)) for rep, g in ((outputs, one), (inputs, other))]
+    length = (one @ other).length
+    assert length == pytest.approx(2)
+    assert norms[0] * norms[1] == pytest.approx(se.spectrum(inputs >> outputs).kappa(length))
+
+
 def test_kappa_is_one_where_orthogonal_and_bounds_boosts():
     flat = se.vector(se.SO(3)) >> se.vector(se.SO(3))
     assert se.spectrum(flat).kappa(3.0) == 1.0

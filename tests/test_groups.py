@@ -80,6 +80,16 @@ def test_relations_and_periods_hold(group):
 
 
 @given(st.integers(2, 7), seeds)
+def test_flows_of_at_most_a_half_turn_are_shortest_and_need_no_logarithm(n, seed):
+    generator = torch.Generator().manual_seed(seed)
+    shortest = se.SO(n).element_of
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(se.SO, "element_of", None)
+        g = se.SO(n).random(generator, math.pi)
+    assert g.length == pytest.approx(shortest(g.matrix).length, abs=1e-9)
+
+
+@given(st.integers(2, 7), seeds)
 def test_the_logarithm_of_a_rotation_is_skew_shortest_and_exact(n, seed):
     matrix = drawn(se.SO(n), seed).matrix
     log = orthogonal_log(matrix)
@@ -241,6 +251,17 @@ def test_an_angle_bounds_every_turn_also_where_nothing_is_flipped():
     pairs = se.Moves(se.Points(), se.C(36) * se.C(36), angle).elements
     assert len(pairs) == 7 * 7
     assert max(float(g.times.max()) for g in pairs) == 3
+
+
+def test_a_factor_whose_first_step_is_beyond_the_angle_stands_still():
+    generator, angle = torch.Generator().manual_seed(0), se.degrees(30)
+    for moving in (se.SO(2), se.SO(3), se.Lorentz("SO+")):
+        drawn = torch.stack([(moving * se.C(4)).random(generator, angle).times for _ in range(100)])
+        assert float(drawn[:, :-1].max()) > 0.4 and not bool(drawn[:, -1].any())
+    pool = se.Moves(se.Points(), se.C(4) * se.C(12), angle).elements
+    assert [str(g) for g in pool] == ["e", "s1", "s1^-1"]
+    assert {str((se.C(4) * se.C(12)).random(generator, angle)) for _ in range(50)} == {"e", "s1", "s1^-1"}
+    assert len(se.Moves(se.Points(), se.C(4) * se.C(12), se.degrees(math.inf)).elements) == 48
 
 
 def test_draws_of_a_mixed_group_take_every_step_that_fits():

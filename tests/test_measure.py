@@ -16,7 +16,7 @@ import softequiv as se
 from softequiv.actions import Pictures, Points, Still, Vectors
 from softequiv.errors import SoftEquivError
 from softequiv.measure import jacobian, jacobian_norm, jacobian_square, measure
-from softequiv.measure.bootstrap import combined, interval
+from softequiv.measure.bootstrap import combined, exact_interval, interval
 from softequiv.measure.lie import lie_derivative
 from softequiv.measure.measurement import mean_iou, overlaps
 from zoo import CASES
@@ -241,6 +241,39 @@ def test_every_sample_has_its_own_elements() -> None:
                 changes.append(float((model(Pictures()(x[n : n + 1], g))[0] - y[n]).norm() / y[n].norm()))
     assert found["relative change"].value == pytest.approx(sum(changes) / 10)
     assert found.elements == 2 and not found.given
+
+
+def test_all_samples_of_a_round_are_moved_and_compared_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+    each = Pictures.each
+
+    def counted(self: Pictures, x: Tensor, group: se.Group, stack: Tensor) -> Tensor:
+        sizes.append(len(x))
+        return each(self, x, group, stack)
+
+    monkeypatch.setattr(Pictures, "each", counted)
+    monkeypatch.setattr(Pictures, "__call__", None)
+    data = (drawn(12, 2, 9, 9), torch.zeros(12, 9, 9, dtype=torch.long))
+    measure(segmenter(), data, "D4", elements=3, jacobians=0)
+    assert sizes == 3 * 3 * [12]  # pictures, answers and labels
+
+
+def test_samples_of_a_batch_are_compared_each_inside_its_own_frame() -> None:
+    """Quarter turns, which keep all pixels inside, beside others, which do not."""
+    model, x = segmenter(), drawn(6, 2, 9, 9)
+    together = measure(model, x, "C8", elements=2, seed=2)
+    generator, changes, terms = torch.Generator().manual_seed(2), [], []
+    for n in [*range(6), *range(6)]:
+        g, picture = se.C(8).random(generator), x[n : n + 1]
+        with torch.no_grad():
+            moved, expected = model(Pictures()(picture, g)), Pictures()(model(picture), g)
+        inside = Pictures().valid(picture, g)
+        inside = torch.ones(9, 9, dtype=torch.bool) if inside is None else inside
+        changes.append(float(((moved - expected) * inside).norm() / (expected * inside).norm()))
+        divergences = [kl(a, b) for a, b in zip(moved[0, :, inside].T, expected[0, :, inside].T, strict=True)]
+        terms.append((sum(divergences), int(inside.sum())))
+    assert together["relative change"].value == pytest.approx(sum(changes) / 12)
+    assert together["eErr"].value == pytest.approx(sum(a for a, _ in terms) / sum(b for _, b in terms))
 
 
 def test_intervals_speak_of_elements_and_samples() -> None:
@@ -478,17 +511,17 @@ def test_intervals_of_rates_cover_at_least_as_often_as_they_say(n: int, rate: fl
     """Exactly, over all outcomes of n coins by their probabilities; all right is no proof that all will be."""
     missed = 0.0
     for count in range(n + 1):
-        _, low, high = interval((torch.arange(n) < count).double())
+        _, low, high = exact_interval((torch.arange(n) < count).double())
         missed += 0.0 if low <= rate <= high else math.comb(n, count) * rate**count * (1 - rate) ** (n - count)
     assert missed <= 0.05
-    assert interval(torch.ones(n))[1] == pytest.approx(0.025 ** (1 / n)) and interval(torch.ones(n))[2] == 1
+    assert exact_interval(torch.ones(n))[1:] == pytest.approx((0.025 ** (1 / n), 1))
 
 
 def test_intervals_of_a_combined_accuracy_cover_at_least_as_often_as_they_say() -> None:
     generator, inside = torch.Generator().manual_seed(0), 0
     for _ in range(300):
         right = torch.rand(40, 2, generator=generator) < torch.tensor([0.99, 0.95])
-        _, low, high = interval(right.double(), combined)
+        _, low, high = exact_interval(right.double(), combined)
         inside += low <= math.sqrt(0.99 * 0.95) <= high < 1.0001
     assert inside / 300 >= 0.95
 
@@ -502,9 +535,43 @@ def test_intervals_of_skew_means_cover_about_as_often_as_the_docs_say(n: int, le
     assert least <= inside / 300 <= 0.98
 
 
-def test_a_table_of_few_samples_says_that_its_intervals_are_approximate() -> None:
-    few, many = (str(measure(classifier(), drawn(n, 2, 9, 9), "C4", jacobians=0)) for n in (99, 100))
-    assert "95% interval (bootstrap, approximate)" in few and "approximate" not in many
+@pytest.mark.parametrize(("n", "fragile", "lost"), [(200, 0.02, 0.5), (200, 0.01, 0.5), (500, 0.01, 0.3)])
+def test_intervals_of_moved_accuracies_cover_at_least_as_often_as_they_say(n: int, fragile: float, lost: float) -> None:
+    """Means of four elements each, where few samples are fragile: a bootstrap covers in 87 to 90 of 100 cases."""
+    generator, inside, truth = torch.Generator().manual_seed(0), [0, 0], 1 - fragile * lost
+    for trial in range(300):
+        right = torch.ones(n, 2, dtype=torch.float64)
+        wrong = torch.rand(n, 4, generator=generator) < lost
+        right[:, 1] -= wrong.double().mean(1) * (torch.rand(n, generator=generator) < fragile)
+        _, low, high = exact_interval(right[:, 1], seed=trial)
+        inside[0] += low <= truth <= high
+        _, low, high = exact_interval(right, combined, seed=trial)
+        inside[1] += low <= math.sqrt(truth) <= high
+    assert min(inside) / 300 >= 0.95
+
+
+def test_intervals_of_moved_accuracies_are_near_those_of_as_many_coins() -> None:
+    right = torch.ones(1000)
+    right[:20] = 0.5
+    _, low, high = exact_interval(right)
+    _, least, most = exact_interval((torch.arange(1000) >= 10).double())
+    assert high - low < 1.5 * (most - least)
+
+
+def test_intervals_of_accuracies_are_exact_and_others_say_that_they_are_approximate() -> None:
+    found = measure(classifier(), (drawn(300, 2, 9, 9), torch.arange(300) % 3), "C4", jacobians=0)
+    exact = [row for row in found.rows if row.exact]
+    assert [row.name for row in exact] == ["accuracy", "accuracy moved", "accuracy combined"]
+    assert all(row.interval.startswith("~") != row.exact for row in found.rows)
+    moved = found["accuracy moved"]
+    assert moved.low < moved.value < moved.high and "(~ bootstrap, approximate)" in str(found)
+
+
+def test_an_error_of_zero_has_no_exact_interval() -> None:
+    """An error has no largest value, so that no number of zeros bounds its mean."""
+    net = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    found = measure(net, drawn(50, 2, 9, 9), "C4", jacobians=0)["iErr"]
+    assert found.value == pytest.approx(0) and not found.exact and found.high < 1e-9
 
 
 def test_a_soft_model_is_measured_for_its_own_group() -> None:

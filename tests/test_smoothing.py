@@ -262,6 +262,58 @@ def test_a_layer_that_rounds_more_coarsely_than_its_weight_is_refused():
     assert float(embedding_residual(net.bfloat16(), "1", X).max()) > 1e-3  # where its rounding is known, it counts
 
 
+@pytest.mark.parametrize("layer", [nn.Linear(64, 3), nn.Conv2d(1, 3, 2, 2)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+def test_the_residual_covers_the_rounding_of_a_bias(layer, dtype):
+    """However small the inputs are: sums are rounded as coarsely as the bias is large."""
+    patches = isinstance(layer, nn.Conv2d)
+    grids = None if patches else {"1": (1, 8, 8)}
+    net = nn.Sequential(nn.Identity() if patches else nn.Flatten(), layer, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    net = net if patches else nn.Sequential(*net[:2], nn.Linear(3, 3))
+    with torch.no_grad():
+        layer.weight.normal_(std=0.02, generator=torch.Generator().manual_seed(0))
+        layer.bias.fill_(1.7)
+    se.soften(net, "C4", error=0.01, within=se.degrees(180), grids=grids)
+    net = se.bake(net).to(dtype)
+    x = torch.randn(500, 1, 8, 8, generator=torch.Generator().manual_seed(1)).to(dtype)
+    bound = embedding_residual(net, "1", x, "C4", grids=grids)
+    with torch.no_grad():
+        h = net[:2](x)
+        back = (lambda h, k: h.rot90(-k, (-2, -1))) if patches else (lambda h, k: h)
+        changes = [back(net[:2](x.rot90(k, (-2, -1))), k).double() - h.double() for k in (1, 2, 3)]
+    ratio = float(torch.stack([change.flatten(1).norm(dim=1) / bound for change in changes]).max())
+    assert (0.001 if dtype == torch.float32 else 0.1) < ratio <= 1
+
+
+@pytest.mark.parametrize(
+    ("dtype", "bias"), [(torch.bfloat16, 1.0), (torch.float16, 8.0), (torch.float32, 1e5)], ids=str
+)
+def test_noise_finer_than_the_numbers_of_the_layer_certifies_nothing(dtype, bias):
+    """A head that parts two neighbouring numbers sees through the noise what rounding does to a moved picture."""
+
+    class Between(nn.Module):
+        threshold = 0.0
+
+        def forward(self, h: torch.Tensor) -> torch.Tensor:
+            over = h.double().sum(1) - self.threshold
+            return torch.stack([over, -over], 1).float()
+
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Flatten(), nn.Linear(64, 1), Between())
+    with torch.no_grad():
+        net[1].weight.mul_(0.02)
+        net[1].bias.fill_(bias)
+    se.soften(net, "C4", error=0.01, within=se.degrees(180), grids={"1": (1, 8, 8)})
+    net, x = se.bake(net).to(dtype), torch.randn(1000, 1, 8, 8).to(dtype)
+    numbers = net[1](x.flatten(1)).detach().double().unique()
+    net[2].threshold = float(numbers[len(numbers) // 2 - 1 :][:2].mean())
+    smoothed = Smoothed(net, "1", sigma=0.002)
+    found = certify_smoothed(smoothed, x, "C4", grids={"1": (1, 8, 8)}, votes=100)
+    turned_classes = [smoothed.counts(x.rot90(k, (-2, -1)), 50, 7).argmax(1) for k in (1, 2, 3)]
+    changed = torch.stack([classes != found.prediction for classes in turned_classes]).any(0)
+    assert bool(changed.any()) and not bool((found.holds & changed).any())
+
+
 @pytest.mark.parametrize("offset", [0.0, 1e5])
 def test_an_offset_of_all_scores_hides_nothing(offset):
     """In float32, with scores far larger than their differences, on which alone classes depend."""

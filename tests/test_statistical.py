@@ -9,8 +9,8 @@ from torch import nn
 
 import softequiv as se
 from softequiv.actions import Pictures, Points, Still
-from softequiv.asking.proportion import proportion_upper
-from softequiv.certify.statistical import StatisticalCertificate, mean_upper, model_digest
+from softequiv.asking.proportion import mean_upper, proportion_upper
+from softequiv.certify.statistical import StatisticalCertificate, model_digest
 from softequiv.errors import SoftEquivError
 
 DELTA, DRAWS = 0.05, 600

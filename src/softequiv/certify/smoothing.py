@@ -27,7 +27,7 @@ from softequiv.asking.proportion import proportion_upper
 from softequiv.certify.certificate import found_located, soft_located, span
 from softequiv.certify.operator import as_hom, spectral_norm
 from softequiv.certify.statistical import check_alone, check_seed, checked_confidence
-from softequiv.certify.weight import Located, certified
+from softequiv.certify.weight import Located, certified, sum_rounding
 from softequiv.errors import SoftEquivError, checked_amount
 from softequiv.groups import C, D, Element, Group, Reflection
 from softequiv.groups.angles import range_of
@@ -101,7 +101,7 @@ class Smoothed(nn.Module):
             source = source or torch.Generator(h.device).manual_seed(seed)
             wide = torch.promote_types(h.dtype, torch.float32)
             noise = torch.randn(h.shape, generator=source, device=h.device, dtype=wide)
-            return h + self.sigma * noise.to(h.dtype)
+            return (h + self.sigma * noise).to(h.dtype)  # rounded with it, as if by the layers behind
 
         together = max(1, min(votes, AT_ONCE // max(1, len(x))))
         with after(self.model, self.layer, noisy) as calls:
@@ -239,7 +239,7 @@ def embedding_residual(
     grids: Mapping[str, tuple[int, ...]] | None = None,
     action: Action = "exact",
 ) -> Tensor:
-    """(sup_g ||W rho(g) - W||_op + rounding ||W||_F) ||x||, (N,): how far h(g x) lies from the moved h(x), at most.
+    """(sup_g ||W rho(g) - W||_op + rounding ||W||_F) ||x|| + that of b, (N,): how far h(g x) lies from the moved h(x).
 
     `layer` takes the input itself, with entries flattened at most, and the rest of the model sees the input through it
     alone; both are checked, on x, on noise and on moved copies of x. Covered are
@@ -249,8 +249,9 @@ def embedding_residual(
       which take patches to patches: h(g x) is compared with h(x), its tokens permuted by g. All later layers, positions
       included, must then ignore that permutation. It is checked on x for every g, which is evidence and no proof.
 
-    Rounding is that of the weight's certificate: of the layer itself, accumulated in float32 or better, not TF32. Where
-    the layer answers in another precision than its weight has, as under autocast, there is none.
+    Rounding is that of the weight's certificate, and of the bias b beside it, however small x is: of the layer itself,
+    accumulated in float32 or better, not TF32. Where the layer answers in another precision than its weight has, as
+    under autocast, there is none.
 
     >>> import softequiv as se
     >>> net = nn.Sequential(nn.Flatten(), nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 2))
@@ -271,14 +272,22 @@ def embedding_residual(
             check_ignores(model, layer, inputs, elements)
             moved = (Pictures()(inputs, g) for g in elements)
         for copies in moved:
-            taken(model, layer, copies)
+            h = taken(model, layer, copies)
     of_weight = certified(weight, reach)
     value = weight.value.to(torch.float64).flatten(1)
     if of_weight.operator is None or of_weight.rounding is None:
         raise SoftEquivError(f"{weight.name} is added, not multiplied by, and has no residual on an input")
     slope = of_weight.operator * spectral_norm(value) + of_weight.rounding * float(value.norm())
     sizes: Tensor = inputs.detach().flatten(1).to("cpu", torch.float64).norm(dim=1)
-    return slope * sizes
+    terms = value.shape[1] + 1  # the products behind an output, and the bias
+    return slope * sizes + bias_rounding(getattr(weight.module, "bias", None), terms, h[0, 0].numel())
+
+
+def bias_rounding(bias: Tensor | None, terms: int, places: int) -> float:
+    """How much the rounding of a bias adds to the change of a layer's output, at most: 2 s ||b|| at each place."""
+    if bias is None:
+        return 0.0
+    return 2 * sum_rounding(bias.dtype, terms) * float(bias.detach().double().norm()) * math.sqrt(places)
 
 
 def of_range(model: nn.Module, group: Group | str | None, within: float | str | None) -> tuple[Group, float]:

@@ -25,7 +25,7 @@ from softequiv.adapt.group import chosen_group, group_of
 from softequiv.asking import asked, at_home, check_finite, default_target, evaluating, inputs_of
 from softequiv.asking.answers import at_size_of
 from softequiv.asking.data import check_count
-from softequiv.asking.proportion import proportion_upper
+from softequiv.asking.proportion import mean_upper, proportion_upper
 from softequiv.certify.certificate import bakeable, own_range, span, versions
 from softequiv.certify.kept import (
     entries_of,
@@ -43,8 +43,6 @@ from softequiv.groups import Group, parse_group
 from softequiv.groups.angles import range_of
 
 FORMAT = 1
-LARGEST_BET = 0.9  # a bet of 1 is ruined by one sample at the far end of its range
-HALVINGS = 60  # of [0, 1]: what is left is finer than float64
 ALONE = 1e-2  # of the spread of the answers: far above what rounding does in a batch of the same size
 LARGEST_KL = 10.0  # nats; beyond it the answers have nothing in common
 REPEATED = 1e-4  # answers in float32 on another machine, relative
@@ -264,41 +262,6 @@ def certify_data(
         data_sha256=hashed.hexdigest(),
         versions=versions(),
     )
-
-
-def mean_upper(values: Tensor, delta: float) -> float:
-    """With confidence 1 - delta the expectation of independent `values` (n,) in [0, 1] is not larger.
-
-    Their order must say nothing of their sizes: shuffle samples that were sorted, for instance by class.
-
-    A gambler who bets lambda_i on values below m owns K_t(m) = prod_{i <= t} (1 + lambda_i (m - x_i)). If the
-    expectation were m or more, K would not grow on average, and would ever reach 1 / delta with probability delta at
-    most (Ville): the bound is the smallest m at which it does. lambda_i = min(0.9, sqrt(2 log(1/delta) / (n s^2))) with
-    s^2 the variance of the values before, so that the bound adapts to it as empirical Bernstein bounds do (Maurer &
-    Pontil, 2009), and is tighter. After Waudby-Smith & Ramdas (2024), Estimating means of bounded random variables by
-    betting; one-sided here, with bets that do not depend on m: K then grows with m, and bisection finds it.
-
-    >>> mean_upper(torch.full((1000,), 0.25), 0.01) < 0.29
-    True
-    """
-    checked_confidence(1 - delta)
-    x = values.detach().double().cpu()
-    if x.ndim != 1 or not len(x) or not bool(((x >= 0) & (x <= 1)).all()):
-        raise SoftEquivError(
-            f"values are (n,) numbers in [0, 1], at least one; got shape {tuple(x.shape)}: divide them by their range"
-        )
-    n, wanted = len(x), math.log(1 / delta)
-    steps = torch.arange(1, n + 1, dtype=torch.float64)
-    means = (0.5 + x.cumsum(0)) / (steps + 1)
-    spread = (0.25 + (x - means).square().cumsum(0)) / (steps + 1)
-    before = torch.cat([spread.new_tensor([0.25]), spread[:-1]])  # a bet knows earlier values only
-    bets = (2 * wanted / (n * before)).sqrt().clamp(max=LARGEST_BET)
-    low, high = 0.0, 1.0
-    for _ in range(HALVINGS):
-        m = (low + high) / 2
-        rich = float(torch.log1p(bets * (m - x)).cumsum(0).max()) >= wanted
-        low, high = (low, m) if rich else (m, high)
-    return high
 
 
 def check_seed(seed: int) -> None:

@@ -60,8 +60,8 @@ class WeightCertificate:
     not compact or does not act orthogonally, and no `haar` where the space only comes close to the action. `paper`:
     b sqrt(n_G) r (times sqrt(d') for d' outputs that turn), without its unknown residual, for the same range;
     `paper_whole` for the whole group. `kappa`: growth of representations that are not orthogonal, contained in `error`
-    and `operator`. `rounding`: what computing in the weight's dtype adds, see `rounding_of`. `levels` and `directions`
-    are those on which the weight has energy beyond rounding.
+    and `operator`. `rounding`: what computing in the weight's dtype adds, but for a bias, see `rounding_of`. `levels`
+    and `directions` are those on which the weight has energy beyond rounding.
     """
 
     name: str
@@ -100,25 +100,34 @@ def stored_rounding(dtype: torch.dtype) -> float:
     return unit_roundoff(dtype) + FILTER_ROUNDINGS * unit_roundoff(wide)
 
 
+def sum_rounding(dtype: torch.dtype, terms: int) -> float:
+    """gamma_n (1 + u) + u: how far a computed sum of n products lies from the exact one, relative to |W| |x|.
+
+    Accumulated in precision v it errs by at most gamma_n |W| |x| entry by entry, in any order, with
+    gamma_n = n v / (1 - n v); it is then rounded to the layer's precision u.
+    """
+    u = unit_roundoff(dtype)
+    v = unit_roundoff(torch.float64 if dtype == torch.float64 else torch.float32)
+    if terms * v >= 1:
+        return math.inf
+    return terms * v / (1 - terms * v) * (1 + u) + u
+
+
 def rounding_of(dtype: torch.dtype, fan_in: int, kappa: float = 1.0) -> float:
     """What floating point adds to the certified change, relative to ||W||_F ||x||.
 
-    A sum of n products accumulated in precision v errs by at most gamma_n |W| |x| entry by entry, in any order, with
-    gamma_n = n v / (1 - n v); its result is then rounded to the layer's precision u, and so is g x before it enters:
+    A layer computes its n products twice, with errors of s = `sum_rounding`, and g x is rounded before it enters:
 
-        || fl(W fl(g x)) - g fl(W x) || <= (2 (gamma_n (1 + u) + u) (1 + u) + u) kappa ||W||_F ||x||.
+        || fl(W fl(g x)) - g fl(W x) || <= (2 s (1 + u) + u) kappa ||W||_F ||x||.
 
-    It assumes rounding to nearest, accumulation in float32 or better (not TF32), no overflow or underflow.
+    It assumes rounding to nearest, accumulation in float32 or better (not TF32), no overflow or underflow. A bias b is
+    left out, as it goes with no ||x||: it is one more of the n, and adds 2 s ||b|| at each place of the output.
 
     >>> rounding_of(torch.float32, 9) < 2e-6 < rounding_of(torch.bfloat16, 9)
     True
     """
     u = unit_roundoff(dtype)
-    v = unit_roundoff(torch.float64 if dtype == torch.float64 else torch.float32)
-    if fan_in * v >= 1:
-        return math.inf
-    gamma = fan_in * v / (1 - fan_in * v)
-    return kappa * (2 * (gamma * (1 + u) + u) * (1 + u) + u)
+    return kappa * (2 * sum_rounding(dtype, fan_in) * (1 + u) + u)
 
 
 def bytes_of(value: Tensor) -> bytes:

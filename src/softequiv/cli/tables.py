@@ -14,6 +14,7 @@ from softequiv.adapt.plan import Plan
 from softequiv.certify import Certificate, StatisticalCertificate
 from softequiv.certify.certificate import figure, span
 from softequiv.measure import Measurement
+from softequiv.measure.measurement import INTERVAL
 from softequiv.spectrum import spectrum
 
 USES = ("learn from", "choose by", "test on")
@@ -145,10 +146,10 @@ def measurement_shown(found: Measurement) -> tuple[Table | Text, ...]:
     moves = f"{found.elements} elements {'given' if found.given else 'drawn for each'}"
     title = f"{found.group}, {where}: {found.samples} samples, {moves}, seed {found.seed}"
     rows = [(row.name, f"{row.value:.4g}", row.interval, str(row.n), row.formula) for row in found.rows]
-    columns = ("figure", "value", "95% interval", "n", "formula")
+    columns = ("figure", "value", INTERVAL, "n", "formula")
     return (
         Text(title, style="bold"),
-        table(columns, rows, ("value", "95% interval", "n")),
+        table(columns, rows, ("value", INTERVAL, "n")),
         *(Text(note) for note in found.notes),
     )
 

@@ -63,13 +63,11 @@ class Element:
     def times(self) -> Tensor:
         """Time spent on each generator, Lie first, then discrete: (k + m,), non-negative."""
         k, m = len(self.group.lie), len(self.group.steps)
-        total = torch.zeros(k + m, dtype=torch.float64)
+        total = [0.0] * (k + m)
         for move in self.word:
-            if isinstance(move, Flow):
-                total[:k] += torch.tensor(move.coords, dtype=torch.float64).abs()
-            else:
-                total[k + move.index] += abs(move.count)
-        return total
+            for i, t in enumerate(move.coords) if isinstance(move, Flow) else [(k + move.index, move.count)]:
+                total[i] += abs(t)
+        return torch.tensor(total, dtype=torch.float64)
 
     @property
     def length(self) -> float:

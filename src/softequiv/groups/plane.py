@@ -92,7 +92,7 @@ def turn_of(matrix: Tensor, n: int) -> Word:
 
 def steps_within(angle: float, n: int) -> int:
     """How many steps of 2 pi / n fit into an angle; an angle on a step counts."""
-    return math.floor(angle * n / (2 * math.pi) + 1e-9)
+    return math.floor(min(angle / (2 * math.pi), 1) * n + 1e-9)
 
 
 @dataclass(frozen=True)

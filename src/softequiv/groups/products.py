@@ -110,7 +110,7 @@ class DirectProduct(Group):
         if not isinstance(within, Angle):
             return super().random(generator, within)
         self.reach(within)  # which may be refused
-        drawn = [factor.random(generator, within) for factor in self.factors]
+        drawn = [f.identity if _rests(f, within) else f.random(generator, within) for f in self.factors]
         return self.element_of(torch.block_diag(*(g.matrix for g in drawn)))
 
     @property
@@ -126,11 +126,16 @@ class DirectProduct(Group):
     def holds(self, g: Element, within: float) -> bool:
         if not isinstance(within, Angle):
             return super().holds(g, within)
-        blocks = zip(self.factors, self.blocks(g.matrix), strict=True)
-        return all(factor.holds(factor.element_of(block), within) for factor, block in blocks)
+        parts = [factor.element_of(block) for factor, block in zip(self.factors, self.blocks(g.matrix), strict=True)]
+        return all(part.length == 0 if _rests(part.group, within) else part.group.holds(part, within) for part in parts)
 
     def _angle_reach(self, angle: Angle) -> float:
         return math.hypot(*(factor._angle_reach(angle) for factor in self.factors))
+
+
+def _rests(factor: Group, angle: Angle) -> bool:
+    """Whether an angle allows no element of a factor but the identity, for which alone it would be refused."""
+    return not len(factor.lie) and factor._angle_reach(angle) < 1
 
 
 def _moved(word: Word, before: int, after: int, steps: int) -> Word:

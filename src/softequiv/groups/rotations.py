@@ -130,6 +130,10 @@ class SO(Group):
     def element_of(self, matrix: Tensor) -> Element:
         return Element(self, flow_of(matrix, self.lie))
 
+    def shortened(self, g: Element) -> Element:
+        """A flow of at most a half turn is a shortest path, as most draws are."""
+        return g if len(g.word) <= 1 and g.length <= math.pi else super().shortened(g)
+
     def _haar(self, generator: torch.Generator | None) -> Element:
         matrix = haar_orthogonal(self.n, generator)
         return self.element_of(matrix @ mirror(self.n) if torch.linalg.det(matrix) < 0 else matrix)

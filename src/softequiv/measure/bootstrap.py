@@ -1,5 +1,5 @@
-"""How sure is a figure that was taken from samples? Exact intervals of rates, percentile bootstrap intervals of any
-other function of column means.
+"""How sure is a figure that was taken from samples? Intervals that hold for every number of samples where entries lie
+in [0, 1], percentile bootstrap intervals, which are approximate, of any other function of column means.
 
 Accuracy, KL and relative errors are means themselves; combined accuracy and mean IoU are functions of several means.
 """
@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from softequiv.asking.proportion import proportion_upper
+from softequiv.asking.proportion import mean_upper, proportion_upper
 
 RESAMPLES = 1000  # the ends of a 95% interval are then off by about a tenth of its width
 AT_ONCE = 2**22  # entries of the resampling counts that are held at a time
@@ -30,43 +30,60 @@ def combined(means: Tensor) -> Tensor:
     return means.prod(-1).sqrt()
 
 
-RISING = (mean, combined)  # with every column's mean
-
-
 def interval(
     table: Tensor, statistic: Statistic = mean, *, level: float = 0.95, resamples: int = RESAMPLES, seed: int = 0
 ) -> tuple[float, float, float]:
-    """(value, low, high) of statistic(mean over samples), and where that of all data lies with probability `level`.
+    """(value, low, high) of statistic(mean over samples), and about where that of all data lies with probability
+    `level`.
 
-    `table`: (n,) or (n, d), a row per sample; `statistic`: (..., d) -> (...). Of columns that count, 0 or 1, `mean` and
-    `combined` have intervals that hold at least so often for every n: those of Clopper & Pearson, all d together
-    (Bonferroni). Else samples are drawn anew with replacement `resamples` times, and low and high are the quantiles
-    (1 -+ level) / 2 of the statistic over them, widened to the value where a skew statistic leaves it out. That is
-    approximate: of 20 samples from an exponential law a 95% interval holds the mean in 89% of cases, of 200 in 95%.
+    `table`: (n,) or (n, d), a row per sample; `statistic`: (..., d) -> (...). Samples are drawn anew with replacement
+    `resamples` times, and low and high are the quantiles (1 -+ level) / 2 of the statistic over them, widened to the
+    value where a skew statistic leaves it out. That is approximate: of 20 samples from an exponential law a 95%
+    interval holds the mean in 89% of cases, of 200 in 95%, and from laws with longer tails in fewer.
 
     >>> value, low, high = interval(torch.arange(100.0))
     >>> value, low < value < high
     (49.5, True)
-    >>> value, low, high = interval(torch.ones(100))
-    >>> value, round(low, 3), high
-    (1.0, 0.964, 1.0)
     """
-    rows = table.reshape(len(table), -1).double().cpu()
+    rows = as_rows(table)
     value = float(statistic(rows.mean(0)))
-    if statistic in RISING and bool(((rows == 0) | (rows == 1)).all()):
-        low, high = (float(statistic(ends)) for ends in exact_ends(rows, 1 - level))
-    else:
-        drawn = resampled(rows, statistic, resamples, seed)
-        low, high = drawn.quantile(torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=torch.float64)).tolist()
+    drawn = resampled(rows, statistic, resamples, seed)
+    low, high = drawn.quantile(torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=torch.float64)).tolist()
     return value, min(low, value), max(high, value)
 
 
-def exact_ends(rows: Tensor, delta: float) -> Tensor:
-    """The ends (2, d) of intervals of the rates of d columns of 0 and 1, which all hold with probability 1 - delta."""
-    n, each = len(rows), delta / (2 * rows.shape[1])
-    counts = [int(count) for count in rows.sum(0)]
-    ends = [(1 - proportion_upper(n - count, n, each), proportion_upper(count, n, each)) for count in counts]
-    return torch.tensor(ends, dtype=torch.float64).mT
+def exact_interval(
+    table: Tensor, statistic: Statistic = mean, *, level: float = 0.95, seed: int = 0
+) -> tuple[float, float, float]:
+    """The same where all entries lie in [0, 1] and the statistic rises with the mean of every column, as `mean` and
+    `combined` do: this one holds with probability `level` at least, for every n.
+
+    Columns of 0 and 1 have the interval of Clopper & Pearson, others that of `mean_upper` for them and for what they
+    lack to 1, in an order drawn from the seed; all d columns together (Bonferroni).
+
+    >>> value, low, high = exact_interval(torch.ones(100))
+    >>> value, round(low, 3), high
+    (1.0, 0.964, 1.0)
+    """
+    rows = as_rows(table)
+    order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))
+    each = (1 - level) / (2 * rows.shape[1])
+    ends = [(1 - upper(1 - column, each), upper(column, each)) for column in rows[order].mT]
+    low, high = (float(statistic(torch.tensor(end, dtype=torch.float64))) for end in zip(*ends, strict=True))
+    value = float(statistic(rows.mean(0)))
+    return value, min(low, value), max(high, value)
+
+
+def as_rows(table: Tensor) -> Tensor:
+    """A row per sample, (n, d) float64."""
+    return table.reshape(len(table), -1).double().cpu()
+
+
+def upper(values: Tensor, delta: float) -> float:
+    """With confidence 1 - delta the expectation of values (n,) in [0, 1] is not larger."""
+    if bool(((values == 0) | (values == 1)).all()):
+        return proportion_upper(int(values.sum()), len(values), delta)
+    return mean_upper(values, delta)
 
 
 def resampled(rows: Tensor, statistic: Statistic, resamples: int, seed: int) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from softequiv.actions import Acts
+from softequiv.actions import Acts, Moves
 from softequiv.errors import SoftEquivError
 from softequiv.groups import Element
 
@@ -23,11 +23,27 @@ def inside(target: Acts, y: Tensor, *moves: Element) -> Tensor | None:
         valid = target.valid(y, g)
         found = valid if found is None else found if valid is None else found & valid
     if found is not None and not found.any():
-        raise SoftEquivError(
-            f"no entry of an answer of shape {tuple(y.shape)} stays inside the frame under {moves[0]}; use larger "
-            "pictures, or a target with another interpolation"
-        )
+        raise nothing_inside(y, moves[0])
     return found
+
+
+def inside_each(moves: Moves, y: Tensor, chosen: Tensor) -> Tensor | None:
+    """The same for samples y (N, ...) with a move each: which entries of y_i are valid under element chosen[i]."""
+    found = moves.valid(y, chosen)
+    if found is None:
+        return None
+    some = found.flatten(1).any(1)
+    if not some.all():
+        raise nothing_inside(y, moves.elements[int(chosen[int(some.int().argmin())])])
+    return found.reshape(len(found), *[1] * (y.ndim - found.ndim), *found.shape[1:])
+
+
+def nothing_inside(y: Tensor, g: Element) -> SoftEquivError:
+    """What to say of an element that moves everything out of the frame."""
+    return SoftEquivError(
+        f"no entry of an answer of shape {tuple(y.shape)} stays inside the frame under {g}; use larger pictures, or a "
+        "target with another interpolation"
+    )
 
 
 def norms(y: Tensor, inside: Tensor | None = None) -> Tensor:

@@ -1,7 +1,7 @@
 """What was observed? `measure` moves a user's data by drawn group elements and tells how the model's answers follow.
 
-Every figure comes with an interval over the samples, each of which has its own elements: exact for counted rates, by
-bootstrap and approximate for others.
+Every figure comes with an interval over the samples, each of which has its own elements: accuracies with one that holds
+for every number of samples, others with one by bootstrap, which is approximate.
 """
 
 from __future__ import annotations
@@ -16,32 +16,31 @@ import torch
 from torch import Tensor, nn
 
 from softequiv._text import aligned
-from softequiv.actions import Acts, Pictures, Still
+from softequiv.actions import Acts, Moves, Pictures, Still
 from softequiv.adapt.group import chosen_group
 from softequiv.asking.answers import asked, at_home, at_size_of, check_finite, default_target, evaluating
 from softequiv.asking.data import Batch, batches, check_count, count
 from softequiv.asking.divergence import kl_divergence
 from softequiv.errors import SoftEquivError
 from softequiv.groups import Element, Group
-from softequiv.measure.bootstrap import Statistic, combined, interval, mean
+from softequiv.measure.bootstrap import Statistic, combined, exact_interval, interval, mean
 from softequiv.measure.elements import Elements, as_range, check_elements, drawn
-from softequiv.measure.frame import inside, norms
+from softequiv.measure.frame import inside_each, norms
 from softequiv.measure.functional import check_labels, confusion_counts, ignored_label
 from softequiv.measure.jacobian import PROBES, jacobian_norm, probes_for
 from softequiv.measure.lie import lie_derivative, staying
 from softequiv.measure.progress import progress
 
 Columns = dict[str, Tensor]  # name -> (N,) or (N, d), a row per sample
-Move = tuple[slice, Element]  # some samples of a batch, and what moves them
-FEW = 100  # samples, below which a bootstrap interval is narrower than it says by more than a little
+INTERVAL = "95% interval (~ bootstrap, approximate)"
 
 
 @dataclass(frozen=True)
 class Row:
     """One figure: its value, its 95% interval, from how many samples, and what it is.
 
-    The interval is exact where every sample is right or wrong, else by bootstrap, and approximate. A single sample says
-    next to nothing of others, and no interval of it is printed.
+    The interval is `exact` where it holds at least as often as it says for every n, as those of accuracies do; else it
+    is by bootstrap, and printed with a ~. A single sample says next to nothing of others, and no interval is printed.
     """
 
     name: str
@@ -50,11 +49,13 @@ class Row:
     high: float
     n: int
     formula: str
+    exact: bool = False
 
     @property
     def interval(self) -> str:
         """The interval as it is printed; empty for a single sample."""
-        return f"{self.low:.4g} .. {self.high:.4g}" if self.n > 1 else ""
+        about = "" if self.exact else "~ "
+        return f"{about}{self.low:.4g} .. {self.high:.4g}" if self.n > 1 else ""
 
 
 @dataclass(frozen=True)
@@ -84,8 +85,7 @@ class Measurement:
         where = "all of it" if self.within is None else f"within {self.within!r}"
         how = "given" if self.given else "drawn for each"
         title = f"{self.group}, {where}: {self.samples} samples, {self.elements} elements {how}, seed {self.seed}"
-        few = " (bootstrap, approximate)" if self.samples < FEW else ""
-        cells = [("", "value", f"95% interval{few}", "n", "")]
+        cells = [("", "value", INTERVAL, "n", "")]
         for row in self.rows:
             cells.append((row.name, f"{row.value:.4g}", row.interval, str(row.n), row.formula))
         return "\n".join([title, *aligned(cells), *self.notes])
@@ -126,18 +126,19 @@ def combined_iou(means: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Figure:
-    """How a row is made: a statistic of the means of some columns."""
+    """How a row is made: a statistic of the means of some columns; `shares` are columns whose entries lie in [0, 1]."""
 
     name: str
     formula: str
     columns: tuple[str, ...]
     statistic: Statistic = mean
+    shares: bool = False
 
 
 FIGURES = (
-    Figure("accuracy", "class of F(x) is the label's", ("right",)),
-    Figure("accuracy moved", "class of F(gx) is the label's", ("right moved",)),
-    Figure("accuracy combined", "sqrt(accuracy * accuracy moved)", ("right", "right moved"), combined),
+    Figure("accuracy", "class of F(x) is the label's", ("right",), shares=True),
+    Figure("accuracy moved", "class of F(gx) is the label's", ("right moved",), shares=True),
+    Figure("accuracy combined", "sqrt(accuracy * accuracy moved)", ("right", "right moved"), combined, shares=True),
     Figure("iErr", "KL[F(x) || F(gx)]", ("kl",)),
     Figure("mIoU", "intersection over union, mean over classes", ("overlap",), mean_iou),
     Figure("aIoU", "the same, pictures and labels moved", ("overlap moved",), mean_iou),
@@ -213,10 +214,13 @@ def upright_columns(setting: Setting, y: Tensor, labels: Tensor | None) -> Colum
     return {"right": y.argmax(1) == labels}
 
 
-def moved_columns(setting: Setting, y: Tensor, moved: Tensor, labels: Tensor | None, g: Element) -> Columns:
-    """What the answers to moved data F(gx) say beside those to data as it is, y = F(x)."""
+def moved_columns(
+    setting: Setting, y: Tensor, moved: Tensor, labels: Tensor | None, moves: Moves, chosen: Tensor
+) -> Columns:
+    """What the answers to moved data, F(g x) with g = chosen[i] for sample i, say beside y = F(x)."""
     check_finite(moved, "the model's answers to moved data")
-    expected, kept = setting.target(y, g), inside(setting.target, y, g)
+    on_answers = moves.on(setting.target)
+    expected, kept = on_answers(y, chosen), inside_each(on_answers, y, chosen)
     change = norms(moved - expected, kept)
     size = norms(y) if kept is None else norms(expected, kept)
     columns: Columns = {"change": change, "relative": change / positive(size, "the answer", "look for dead layers")}
@@ -225,46 +229,34 @@ def moved_columns(setting: Setting, y: Tensor, moved: Tensor, labels: Tensor | N
         if labels is not None:
             columns["right moved"] = moved.argmax(1) == labels
     if setting.is_map(y) and y.shape[1] > 1:
-        weight = torch.ones(y.shape[-2:], device=y.device) if kept is None else kept.to(torch.float32)
-        divergence = kl_divergence(moved, expected, 1) * weight
-        columns["pixel kl"] = torch.stack([divergence.flatten(1).sum(1), weight.sum().expand(len(y))], 1)
+        divergence = kl_divergence(moved, expected, 1)
+        weight = torch.ones_like(divergence) if kept is None else kept[:, 0].to(divergence.dtype)
+        columns["pixel kl"] = torch.stack([(part * weight).flatten(1).sum(1) for part in (divergence, weight)], 1)
         if labels is not None:
-            turned = Pictures("nearest", fill=setting.ignored(y))(labels, g)
+            turned = moves.on(Pictures("nearest", fill=setting.ignored(y)))(labels, chosen)
             columns["overlap moved"] = overlaps(moved, turned, setting.ignored(y))
     return columns
 
 
-def columns_of_round(
-    setting: Setting, fn: Callable[[Tensor], Tensor], x: Tensor, y: Tensor, labels: Tensor | None, moves: list[Move]
-) -> Columns:
-    """The columns of a batch whose samples are moved each by its own element, and asked for together."""
-    moved = fn(torch.cat([setting.acts(x[part], g) for part, g in moves]))
-    found = [
-        moved_columns(setting, y[part], moved[part], None if labels is None else labels[part], g) for part, g in moves
-    ]
-    return {name: torch.cat([columns[name] for columns in found]) for name in found[0]}
-
-
 def rounds(
     group: Group, within: float | None, elements: Elements, n: int, generator: torch.Generator
-) -> list[list[Move]]:
-    """Which element moves which of n samples, in every round: given ones move all, drawn ones a single sample each."""
-    if not isinstance(elements, int):
-        return [[(slice(None), g)] for g in drawn(group, within, elements, generator)]
-    return [[(slice(i, i + 1), g) for i, g in enumerate(drawn(group, within, n, generator))] for _ in range(elements)]
+) -> tuple[list[Element], Tensor]:
+    """Elements, and which of them moves each of n samples in every round, (rounds, n): given ones move all samples,
+    drawn ones a single sample each.
+    """
+    if isinstance(elements, int):
+        return drawn(group, within, elements * n, generator), torch.arange(elements * n).reshape(elements, n)
+    return list(elements), torch.arange(len(elements))[:, None].expand(-1, n)
 
 
-def share_inside(target: Acts, y: Tensor, rounds: list[list[Move]]) -> Tensor:
+def share_inside(moves: Moves, y: Tensor, rounds: Tensor) -> Tensor:
     """In which share of the rounds each entry of F(x) stays inside the frame, in the shape of y.
 
     Rows of J_F(x) times its root have the root mean square over the rounds of the Jacobian of what stays inside.
     """
-
-    def stays(part: Tensor, g: Element) -> Tensor:
-        kept = target.valid(part, g.inverse)
-        return torch.ones_like(part) if kept is None else kept.to(y.dtype).expand_as(part)
-
-    return torch.stack([torch.cat([stays(y[part], g) for part, g in moves]) for moves in rounds]).mean(0)
+    back = moves.inverse()
+    kept = [inside_each(back, y, chosen) for chosen in rounds]
+    return torch.stack([torch.ones_like(y) if part is None else part.to(y).expand_as(y) for part in kept]).mean(0)
 
 
 def scaled(fn: Callable[[Tensor], Tensor], scale: Tensor, x: Tensor) -> Tensor:
@@ -335,8 +327,9 @@ def measure(
             setting.target.check(group, y[0])
             labels = setting.labels(batch, y)
             positive(norms(y), "the answer", "look for dead layers")
-            moves = rounds(group, within, elements, len(x), generator)
-            found = average(columns_of_round(setting, fn, x, y, labels, some) for some in moves)
+            pool, numbers = rounds(group, within, elements, len(x), generator)
+            moves = Moves(acts, group, elements=pool)
+            found = average(moved_columns(setting, y, fn(moves(x, some)), labels, moves, some) for some in numbers)
             found |= upright_columns(setting, y, labels)
             change = found.pop("change")
             few = min(max(jacobians - measured, 0), len(x))
@@ -344,7 +337,7 @@ def measure(
                 number = probes_for(y[0].numel(), probes)
                 notes["paper"] = f"Jacobian: {'exact' if number is None else f'{number} random probes a sample'}"
                 try:
-                    share = share_inside(setting.target, y[:few], moves)
+                    share = share_inside(moves.on(setting.target), y[:few], numbers[:, :few])
                     jacobian = jacobian_norm(partial(scaled, fn, share.sqrt()), x[:few], probes=number, generator=signs)
                 except SoftEquivError as problem:  # it has answered before, without derivatives
                     failed["paper"] = f"relative error: not measured, as {problem}"
@@ -402,7 +395,8 @@ def rows(table: Columns, seed: int) -> Iterable[Row]:
             values = torch.cat([table[name] for name in figure.columns], 1)
             if figure.columns[0].startswith("overlap"):
                 values = labelled(values)
-            yield Row(figure.name, *interval(values, figure.statistic, seed=seed), len(values), figure.formula)
+            found = (exact_interval if figure.shares else interval)(values, figure.statistic, seed=seed)
+            yield Row(figure.name, *found, len(values), figure.formula, figure.shares)
 
 
 def labelled(overlap: Tensor) -> Tensor:

@@ -107,7 +107,8 @@ def tiles(stop: Stop, data: ReportData) -> str:
     for name in ("iErr", "eErr", "relative change", *UPRIGHT, *MOVED):
         row = value_of(stop.measured, name)
         if row is not None:
-            span = f"{figure_text(name, row.low)} to {figure_text(name, row.high)}"
+            about = "" if row.exact else "about "
+            span = f"{about}{figure_text(name, row.low)} to {figure_text(name, row.high)}"
             found.append((f"measured: {name}", figure_text(name, row.value), f"95% interval {span}"))
     cells = "".join(
         f"<div><dt>{escape(name)}</dt><dd>{escape(value)}<small>{escape(note)}</small></dd></div>"

@@ -148,6 +148,8 @@ class Spectrum:
     def kappa(self, reach: float) -> float:
         """Bound on ||rho_Y(h)|| ||rho_X(k)|| for h k along a path of that length; 1 where orthogonal.
 
+        For maps between spaces with rates mu_i and nu_i (`rates`) it is exp(length (sum_i max(mu_i, nu_i)^2)^1/2).
+
         Infinite where a step cannot be undone, as a bilinear rotation of pixels: then nothing is promised.
         """
         if self.rep.orthogonal:
@@ -157,8 +159,8 @@ class Spectrum:
             and is_orthogonal(self.rep.target.steps())
             and is_orthogonal(self.rep.source.steps())
         ):
-            # one part of a flow on each side: the faster one bounds both
-            return grown(reach * max(growth(self.rep.target), growth(self.rep.source)))
+            # one part of a flow on each side: of each generator, the faster side bounds both
+            return grown(reach * float(torch.maximum(rates(self.rep.target), rates(self.rep.source)).norm()))
         return grown(reach * sum(growth(space) for space in self.rep.axes))
 
     def error(self, weight: Tensor, within: float) -> float:
@@ -205,13 +207,18 @@ def grown(exponent: float) -> float:
     return math.exp(exponent) if exponent < 709 else math.inf
 
 
-def growth(rep: Rep) -> float:
-    """log ||rho(g)|| <= growth * length(g), as ||exp(A)|| <= exp(mu) for the symmetric part's norm mu.
+def rates(rep: Rep) -> Tensor:
+    """mu_i, (k,): log ||rho(exp(t A_i))|| <= mu_i |t|, the norm of the symmetric part of each Lie generator."""
+    rep = rep.base if isinstance(rep, Dual) else rep
+    return torch.linalg.eigvalsh(symmetric(rep.lie())).abs().amax(-1)
 
-    A path may take its generators one after another, t_i of each: sum_i mu_i t_i <= (sum_i mu_i^2)^1/2 length.
+
+def growth(rep: Rep) -> float:
+    """log ||rho(g)|| <= growth * length(g), as a path may take its generators one after another, t_i of each:
+    sum_i mu_i t_i <= (sum_i mu_i^2)^1/2 length.
     """
     rep = rep.base if isinstance(rep, Dual) else rep
-    rate = float(torch.linalg.eigvalsh(symmetric(rep.lie())).abs().amax(-1).norm()) if len(rep.lie()) else 0.0
+    rate = float(rates(rep).norm())
     for norms in torch.linalg.svdvals(rep.steps()):
         smallest = float(norms[-1])
         rate += math.log(max(float(norms[0]), 1 / smallest)) if smallest > 1e-12 * float(norms[0]) else math.inf
