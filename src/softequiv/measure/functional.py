@@ -74,9 +74,19 @@ def ignored_label(ignore_index: int | None, classes: int) -> int:
     >>> ignored_label(None, 21), ignored_label(0, 21)
     (255, 0)
     """
+    check_ignored(ignore_index)
     if ignore_index is not None:
         return ignore_index
     return IGNORE_INDEX if classes <= IGNORE_INDEX else NO_LABEL
+
+
+def check_ignored(ignore_index: int | None) -> None:
+    """Raise a sentence unless it is a label, or none is given."""
+    if ignore_index is not None and (not isinstance(ignore_index, int) or isinstance(ignore_index, bool)):
+        raise SoftEquivError(
+            f"ignore_index is the label of pixels that belong to no class, a whole number such as 255; got "
+            f"{ignore_index!r}"
+        )
 
 
 def check_labels(labels: Tensor, classes: int, what: str = "labels") -> None:

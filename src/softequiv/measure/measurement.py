@@ -21,12 +21,12 @@ from softequiv.adapt.group import chosen_group
 from softequiv.asking.answers import asked, at_home, at_size_of, check_finite, default_target, evaluating
 from softequiv.asking.data import Batch, batches, check_count, count
 from softequiv.asking.divergence import kl_divergence
-from softequiv.errors import SoftEquivError
+from softequiv.errors import SoftEquivError, check_seed
 from softequiv.groups import Element, Group
 from softequiv.measure.bootstrap import Statistic, combined, exact_interval, interval, mean
 from softequiv.measure.elements import Elements, as_range, check_elements, drawn
 from softequiv.measure.frame import inside_each, norms
-from softequiv.measure.functional import check_labels, confusion_counts, ignored_label
+from softequiv.measure.functional import check_ignored, check_labels, confusion_counts, ignored_label
 from softequiv.measure.jacobian import PROBES, jacobian_norm, probes_for
 from softequiv.measure.lie import lie_derivative, staying
 from softequiv.measure.progress import progress
@@ -311,6 +311,9 @@ def measure(
     check_elements(group, within, elements)
     check_count("batch_size", batch_size)
     check_count("jacobians", jacobians, least=0)
+    check_count("probes", probes)
+    check_ignored(ignore_index)
+    check_seed(seed)
     generator, signs = (torch.Generator().manual_seed(seed) for _ in range(2))
     columns: dict[str, list[Tensor]] = defaultdict(list)
     samples = measured = 0
