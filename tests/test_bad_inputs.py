@@ -33,6 +33,7 @@ from typer.testing import CliRunner
 
 import softequiv as se
 from softequiv.cli import commands
+from softequiv.measure.bootstrap import exact_interval, interval
 from softequiv.tasks import archives, cifar, masks
 from softequiv.tasks.decoding import decoded
 from softequiv.tasks.files import Labelled
@@ -158,6 +159,61 @@ def diverged(mode: Any) -> nn.Module:
     with torch.no_grad():
         next(iter(se.soft_weights(net))).stored.fill_(math.nan)
     return net
+
+
+def pooled() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(1, 2, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+
+
+def measuring(**options: Any) -> Callable[[Path], Any]:
+    return lambda _: se.measure(pooled(), torch.rand(2, 1, 5, 5), "C4", **options)
+
+
+def attributing(**options: Any) -> Callable[[Path], Any]:
+    return lambda _: se.attribute(pooled(), torch.rand(2, 1, 5, 5), "C4", **options)
+
+
+def bounding(x: Any) -> Callable[[Path], Any]:
+    net, example = nn.Conv2d(1, 2, 3), torch.rand(1, 1, 5, 5)
+    return lambda _: se.certify_network(net, "C4", 1, example).bound(x)
+
+
+def drawing(where: Any) -> Callable[[Path], Any]:
+    def act(folder: Path) -> None:
+        pytest.importorskip("matplotlib")
+        found = se.attribute(pooled(), torch.rand(2, 1, 5, 5), "C4")
+        found.plot(folder / where if isinstance(where, str) else where)
+
+    return act
+
+
+NO_SEED = "a seed is a whole number of at least -2^63 and below 2^63; got "
+MEASURED = [
+    *(
+        Bad(f"{what} by the seed {seed!r}", act(seed=seed), f"{NO_SEED}{seed!r}")
+        for what, act in (("measured", measuring), ("attributed", attributing))
+        for seed in (1.5, None, "a", True, 2**63)
+    ),
+    Bad(
+        "certified by a seed beyond torch",
+        lambda _: se.certify(pooled(), group="C4", data=torch.rand(9, 1, 5, 5), seed=2**70),
+        NO_SEED,
+    ),
+    Bad("moved by a pool of no seed", lambda _: se.Moves(se.Pictures(), "SO(2)", seed=None), NO_SEED),  # type: ignore[arg-type]
+    Bad("probes as text", measuring(probes="3"), "probes must be a whole number of at least 1; got '3'"),
+    Bad("batches of truth", measuring(batch_size=True), "batch_size must be a whole number of at least 1; got True"),
+    Bad("an ignored label as text", measuring(ignore_index="a"), "a whole number such as 255; got 'a'"),
+    Bad("elements of truth", measuring(elements=True), "elements must be a whole number, or a list"),
+    Bad("moved by a number", lambda _: se.Pictures()(torch.rand(1, 5, 5), 1.0), "moved by an element of a group"),  # type: ignore[arg-type]
+    Bad("valid under a number", lambda _: se.Points().valid(torch.rand(5, 2), 1.0), "moved by an element of a group"),  # type: ignore[arg-type]
+    Bad("verified on a function", lambda _: se.certify(small(), 1, "C4").verify(lambda z: z), "must be a torch module"),  # type: ignore[arg-type]
+    Bad("bounded on a text", bounding("a"), "x must be one tensor (N, ...) of at least one sample; got str"),
+    Bad("bounded on one number", bounding(torch.tensor(1.0)), "x must be one tensor (N, ...)"),
+    Bad("drawn into no folder", drawing("none/a.svg"), "name a file such as shares.svg in a folder that exists"),
+    Bad("drawn into no path", drawing(3), "a path is a text"),
+    Bad("an interval of nothing", lambda _: interval(torch.zeros(0)), "no samples have no interval"),
+    Bad("an exact interval of nothing", lambda _: exact_interval(torch.zeros(0)), "no samples have no interval"),
+]
 
 
 API = [
@@ -874,7 +930,7 @@ MODELS = [
     Bad("model of a number", lambda _: se.open_model(NONE), "a path is a text"),
 ]
 
-CATALOGUE = [*API, *MODELS, *CHECKPOINTS, *CONFIGS, *PICTURES, *MASKS, *TRAJECTORIES, *ARCHIVES]
+CATALOGUE = [*API, *MEASURED, *MODELS, *CHECKPOINTS, *CONFIGS, *PICTURES, *MASKS, *TRAJECTORIES, *ARCHIVES]
 
 
 @pytest.fixture(autouse=True)

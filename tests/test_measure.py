@@ -17,8 +17,9 @@ from softequiv.actions import Pictures, Points, Still, Vectors
 from softequiv.errors import SoftEquivError
 from softequiv.measure import jacobian, jacobian_norm, jacobian_square, measure
 from softequiv.measure.bootstrap import combined, exact_interval, interval
+from softequiv.measure.functional import mean_iou
 from softequiv.measure.lie import lie_derivative
-from softequiv.measure.measurement import mean_iou, overlaps
+from softequiv.measure.measurement import overlaps
 from zoo import CASES
 
 CLASSES = 3

@@ -57,6 +57,17 @@ def checked_number(value: Any, what: str, kind: type[SoftEquivError]) -> Any:
     return value if isinstance(value, (int, float)) else number
 
 
+def check_seed(seed: Any) -> None:
+    """Raise a sentence unless it is a seed, from which the same can be drawn again.
+
+    >>> check_seed(0)
+    """
+    if not isinstance(seed, int) or isinstance(seed, bool) or not -(2**63) <= seed < 2**63:
+        raise SoftEquivError(
+            f"a seed is a whole number of at least -2^63 and below 2^63; got {seed!r}: take a small one"
+        )
+
+
 def checked_amount(value: Any, what: str, *, positive: bool = False, remedy: str = "") -> Any:
     """A finite number of at least 0, or above 0 where it must be positive; those of numpy and torch as Python's own.
 

@@ -37,7 +37,7 @@ class Acts(ABC):
 
     def valid(self, x: Tensor, g: Element) -> Tensor | None:
         """Which entries of g x were made from entries of x alone: bool, broadcastable to x; None where all were."""
-        self.check(g.group, x)
+        self.check(moving_group(g), x)
         return None
 
     def stacked(self, elements: Sequence[Element]) -> Tensor | None:
@@ -52,6 +52,13 @@ class Acts(ABC):
         """`valid` sample by sample: bool, (N, ...) and broadcastable to x; None where all entries are real."""
         self.check(group, x)
         return None
+
+
+def moving_group(g: Element) -> Group:
+    """The group of what moves data, or a sentence."""
+    if not isinstance(g, Element):
+        raise SoftEquivError(f"data are moved by an element of a group, such as SO(2).element(0.5); got {g!r}")
+    return g.group
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from softequiv.actions.base import Acts, working_dtype
+from softequiv.actions.base import Acts, moving_group, working_dtype
 from softequiv.errors import RepresentationError, SoftEquivError
 from softequiv.groups import DirectProduct, Element, Group, Shifts
 from softequiv.reps import Rep
@@ -45,7 +45,7 @@ class Vectors(Acts):
         return self.rep.exact
 
     def __call__(self, x: Tensor, g: Element) -> Tensor:
-        self.check(g.group, x)
+        self.check(moving_group(g), x)
         return self._moved(x, self.rep.rho(g))
 
     def stacked(self, elements: Sequence[Element]) -> Tensor:
@@ -94,7 +94,7 @@ class Points(Acts):
         _check_floating(x, "points")
 
     def __call__(self, x: Tensor, g: Element) -> Tensor:
-        self.check(g.group, x)
+        self.check(moving_group(g), x)
         return self._moved(x, g.matrix)
 
     def stacked(self, elements: Sequence[Element]) -> Tensor:

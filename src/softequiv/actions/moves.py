@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from softequiv.actions.base import Acts
-from softequiv.errors import GroupError, SoftEquivError
+from softequiv.errors import GroupError, SoftEquivError, check_seed
 from softequiv.groups import Element, Group
 from softequiv.groups.angles import range_of
 from softequiv.groups.base import elements_within
@@ -123,6 +123,7 @@ def _pool(group: Group, within: float | None, count: int, seed: int) -> tuple[El
     """All elements in range of a small finite group, else `count` drawn ones."""
     if not isinstance(count, int) or count < 1:
         raise SoftEquivError(f"a pool needs at least one element; got count={count}")
+    check_seed(seed)
     if group.order <= count:
         return elements_within(group, math.inf if within is None else within)
     generator = torch.Generator().manual_seed(seed)

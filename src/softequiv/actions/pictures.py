@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from softequiv.actions.base import Acts, working_dtype
+from softequiv.actions.base import Acts, moving_group, working_dtype
 from softequiv.errors import RepresentationError, SoftEquivError
 from softequiv.groups import SO, C, D, Element, Group, O, Reflection, Shifts, Step
 from softequiv.groups.rotations import mirror
@@ -95,7 +95,7 @@ class Pictures(Acts):
             raise SoftEquivError(f"a picture of {x.dtype} cannot hold fill={self.fill}; choose a value that it can")
 
     def __call__(self, x: Tensor, g: Element) -> Tensor:
-        self.check(g.group, x)
+        self.check(moving_group(g), x)
         if isinstance(g.group, Shifts):
             return x.roll(_shifts(g), (-2, -1))
         turn = _quarters(g.matrix)
@@ -103,7 +103,7 @@ class Pictures(Acts):
 
     def valid(self, x: Tensor, g: Element) -> Tensor | None:
         """(H, W) bool: where all pixels that the sample reads lie inside the picture; None for exact moves."""
-        self.check(g.group, x)
+        self.check(moving_group(g), x)
         if isinstance(g.group, Shifts) or _quarters(g.matrix) is not None:
             return None
         return self._inside(_sources(g.matrix[None], *x.shape[-2:]))[0].to(x.device)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from softequiv.actions.base import Acts
+from softequiv.actions.base import Acts, moving_group
 from softequiv.actions.pictures import Interpolation, Padding, Pictures
 from softequiv.errors import RepresentationError, SoftEquivError
 from softequiv.groups import Element, Group
@@ -59,12 +59,12 @@ class Tokens(Acts):
         return self._pictures.exact(group)
 
     def __call__(self, x: Tensor, g: Element) -> Tensor:
-        self.check(g.group, x)
+        self.check(moving_group(g), x)
         return self._behind_extra(x, self._pictures(self._picture(x), g))
 
     def valid(self, x: Tensor, g: Element) -> Tensor | None:
         """(extra + height * width, 1) bool, as for the picture; extra tokens are valid."""
-        self.check(g.group, x)
+        self.check(moving_group(g), x)
         return self._as_tokens(self._pictures.valid(self._picture(x), g))
 
     def stacked(self, elements: Sequence[Element]) -> Tensor:

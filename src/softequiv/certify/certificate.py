@@ -42,6 +42,7 @@ from softequiv.gains import least_distortion
 from softequiv.groups import Group, parse_group
 from softequiv.groups.angles import range_of
 from softequiv.nn import soft_weights
+from softequiv.nn.module import check_module
 from softequiv.reps import Action
 
 FORMAT = 1
@@ -303,6 +304,7 @@ def typed(kind: type[Entry], entry: Mapping[str, Any]) -> Entry:
 
 def verified(certificate: Certificate, model: nn.Module) -> Verification:
     """Compare a certificate with a model: its bytes, and every figure and entry with those of a fresh certificate."""
+    check_module(model)
     changes = []
     stored, own = dict(bakeable(model)), group_of(model)
     fresh: dict[str, WeightCertificate] = {}

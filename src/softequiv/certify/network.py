@@ -21,6 +21,7 @@ from torch.export.graph_signature import OutputKind, TensorArgument
 from softequiv._text import aligned
 from softequiv.adapt.bake import bake
 from softequiv.adapt.checkpoint import action_of
+from softequiv.asking.data import check_samples
 from softequiv.certify.certificate import Certificate, certify_weights, span
 from softequiv.certify.rules import NO_CONSTANT, RULES, Call
 from softequiv.certify.signals import Affine, How, Moving, Range, Signal, UnboundedError
@@ -66,6 +67,7 @@ class NetworkCertificate:
         """The certified change for each sample of a batch, (samples,)."""
         if self.slope is None or self.offset is None:
             raise SoftEquivError(f"this network has no certificate: {self.reason}")
+        check_samples(x)
         return self.slope * x.flatten(1).norm(dim=1) + self.offset
 
     def __str__(self) -> str:

@@ -22,13 +22,13 @@ from softequiv.adapt.bake import bake
 from softequiv.adapt.find import Setting
 from softequiv.adapt.group import chosen_group, group_of
 from softequiv.asking import asked, at_home, check_finite, evaluating
-from softequiv.asking.data import check_count
+from softequiv.asking.data import check_count, check_samples
 from softequiv.asking.proportion import proportion_upper
 from softequiv.certify.certificate import found_located, soft_located, span
 from softequiv.certify.operator import as_hom, spectral_norm
-from softequiv.certify.statistical import check_alone, check_seed, checked_confidence
+from softequiv.certify.statistical import check_alone, checked_confidence
 from softequiv.certify.weight import Located, certified, sum_rounding
-from softequiv.errors import SoftEquivError, checked_amount
+from softequiv.errors import SoftEquivError, check_seed, checked_amount
 from softequiv.groups import C, D, Element, Group, Reflection
 from softequiv.groups.angles import range_of
 from softequiv.groups.base import elements_within
@@ -465,13 +465,6 @@ def check_once(layer: str, calls: list[tuple[Tensor, Tensor]]) -> None:
     """Raise a sentence unless a layer was called exactly once."""
     if len(calls) != 1:
         raise SoftEquivError(f"{layer} was called {len(calls)} times in one pass; smooth a layer that is called once")
-
-
-def check_samples(x: Tensor) -> None:
-    """Raise a sentence unless x is a batch of samples."""
-    if not isinstance(x, Tensor) or x.ndim < 2 or not len(x):
-        got = f"a tensor of {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
-        raise SoftEquivError(f"x must be one tensor (N, ...) of at least one sample; got {got}")
 
 
 def checked_sigma(sigma: float) -> float:

@@ -38,7 +38,7 @@ from softequiv.certify.kept import (
     write_text,
 )
 from softequiv.certify.weight import bytes_of, digest
-from softequiv.errors import SoftEquivError, checked_amount, checked_number
+from softequiv.errors import SoftEquivError, check_seed, checked_amount, checked_number
 from softequiv.groups import Group, parse_group
 from softequiv.groups.angles import range_of
 
@@ -262,12 +262,6 @@ def certify_data(
         data_sha256=hashed.hexdigest(),
         versions=versions(),
     )
-
-
-def check_seed(seed: int) -> None:
-    """Raise a sentence unless a seed is a whole number."""
-    if not isinstance(seed, int):
-        raise SoftEquivError(f"a seed is a whole number, so that the certificate can be computed again; got {seed!r}")
 
 
 def check_alone(model: nn.Module, x: Tensor, y: Tensor, remedy: str = "keep running statistics") -> None:

@@ -24,7 +24,7 @@ from softequiv.adapt.find import Setting, Skipped, find
 from softequiv.adapt.geometry import uneven_layers
 from softequiv.asking.answers import asked, at_home, check_finite, default_target, evaluating
 from softequiv.asking.data import batches, check_count, count
-from softequiv.errors import SoftEquivError
+from softequiv.errors import SoftEquivError, check_seed
 from softequiv.groups import Element, Group
 from softequiv.groups.parse import as_group
 from softequiv.measure.causes import RESAMPLING, UNKNOWN, Cause, Circumstances, causes, common_name
@@ -213,6 +213,7 @@ def attribute(
     check_actions(acts, target)
     check_count("batch_size", batch_size)
     check_count("most", most)
+    check_seed(seed)
     generator = torch.Generator().manual_seed(seed)
     samples, moves, answers, round_trips = 0, 0, 0.0, 0.0
     seen: dict[str, Element] = {}

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from softequiv.asking.proportion import mean_upper, proportion_upper
+from softequiv.errors import SoftEquivError
 
 RESAMPLES = 1000  # the ends of a 95% interval are then off by about a tenth of its width
 AT_ONCE = 2**22  # entries of the resampling counts that are held at a time
@@ -76,6 +77,8 @@ def exact_interval(
 
 def as_rows(table: Tensor) -> Tensor:
     """A row per sample, (n, d) float64."""
+    if not len(table):
+        raise SoftEquivError("no samples have no interval; give a row for each sample, and at least one")
     return table.reshape(len(table), -1).double().cpu()
 
 

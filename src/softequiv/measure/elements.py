@@ -31,7 +31,7 @@ def as_range(group: Group, within: float | str | None) -> float | None:
 
 def check_elements(group: Group, within: float | None, elements: Elements) -> None:
     """Raise a sentence unless elements are a positive number, or elements of the group in the range."""
-    if isinstance(elements, int):
+    if isinstance(elements, int) and not isinstance(elements, bool):
         if elements < 1:
             raise GroupError(f"at least one element must be drawn; got elements={elements}")
         return

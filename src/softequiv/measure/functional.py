@@ -41,19 +41,25 @@ def confusion_counts(prediction: Tensor, labels: Tensor, classes: int, ignore_in
     return torch.bincount(labels.long() * classes + prediction.long(), minlength=classes**2).reshape(classes, classes)
 
 
-def mean_iou(counts: Tensor) -> Tensor:
-    """mean_k counts[k, k] / (row_k + column_k - counts[k, k]), float64, of a table of `confusion_counts`.
+def overlap(counts: Tensor) -> Tensor:
+    """Entries in the intersection and in the union of prediction and label, per class: (..., K, K) of
+    `confusion_counts` to (..., 2 K).
+    """
+    both = counts.diagonal(dim1=-2, dim2=-1)
+    return torch.cat([both, counts.sum(-2) + counts.sum(-1) - both], -1)
 
-    Classes that occur in neither labels nor predictions have no IoU and are left out of the mean.
 
-    >>> mean_iou(torch.tensor([[1, 1, 0], [0, 1, 0], [0, 0, 0]])).item()
+def mean_iou(overlap: Tensor) -> Tensor:
+    """Mean over classes of intersection / union, float64, of sums or means of `overlap`: (..., 2 K) to (...).
+
+    Classes that occur in neither labels nor predictions have no IoU and are left out.
+
+    >>> mean_iou(overlap(torch.tensor([[1, 1, 0], [0, 1, 0], [0, 0, 0]]))).item()
     0.5
     """
-    if int(counts.sum()) == 0:
-        raise SoftEquivError("no labelled entry has been counted, so there is no IoU yet; count labelled data first")
-    both = counts.diagonal().double()
-    either = counts.sum(0) + counts.sum(1) - both
-    return (both / either)[either > 0].mean()
+    intersections, unions = overlap.double().chunk(2, -1)
+    present = unions > 0
+    return (intersections / unions.where(present, 1.0)).sum(-1) / present.sum(-1)
 
 
 def displacements(forecast: Tensor, future: Tensor) -> Tensor:
@@ -74,9 +80,19 @@ def ignored_label(ignore_index: int | None, classes: int) -> int:
     >>> ignored_label(None, 21), ignored_label(0, 21)
     (255, 0)
     """
+    check_ignored(ignore_index)
     if ignore_index is not None:
         return ignore_index
     return IGNORE_INDEX if classes <= IGNORE_INDEX else NO_LABEL
+
+
+def check_ignored(ignore_index: int | None) -> None:
+    """Raise a sentence unless it is a label, or none is given."""
+    if ignore_index is not None and (not isinstance(ignore_index, int) or isinstance(ignore_index, bool)):
+        raise SoftEquivError(
+            f"ignore_index is the label of pixels that belong to no class, a whole number such as 255; got "
+            f"{ignore_index!r}"
+        )
 
 
 def check_labels(labels: Tensor, classes: int, what: str = "labels") -> None:

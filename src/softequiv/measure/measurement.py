@@ -21,12 +21,12 @@ from softequiv.adapt.group import chosen_group
 from softequiv.asking.answers import asked, at_home, at_size_of, check_finite, default_target, evaluating
 from softequiv.asking.data import Batch, batches, check_count, count
 from softequiv.asking.divergence import kl_divergence
-from softequiv.errors import SoftEquivError
+from softequiv.errors import SoftEquivError, check_seed
 from softequiv.groups import Element, Group
 from softequiv.measure.bootstrap import Statistic, combined, exact_interval, interval, mean
 from softequiv.measure.elements import Elements, as_range, check_elements, drawn
 from softequiv.measure.frame import inside_each, norms
-from softequiv.measure.functional import check_labels, confusion_counts, ignored_label
+from softequiv.measure.functional import check_ignored, check_labels, confusion_counts, ignored_label, mean_iou, overlap
 from softequiv.measure.jacobian import PROBES, jacobian_norm, probes_for
 from softequiv.measure.lie import lie_derivative, staying
 from softequiv.measure.progress import progress
@@ -111,13 +111,6 @@ def ratio(means: Tensor) -> Tensor:
     return means[..., 0] / means[..., 1]
 
 
-def mean_iou(means: Tensor) -> Tensor:
-    """Mean over classes of intersection / union, from (intersections, unions) per class; absent classes left out."""
-    intersections, unions = means.chunk(2, -1)
-    present = unions > 0
-    return (intersections / unions.where(present, 1.0)).sum(-1) / present.sum(-1)
-
-
 def combined_iou(means: Tensor) -> Tensor:
     """sqrt(mIoU aIoU)."""
     upright, moved = means.chunk(2, -1)
@@ -200,9 +193,7 @@ class Setting:
 def overlaps(y: Tensor, labels: Tensor, ignore_index: int) -> Tensor:
     """Pixels in the intersection and in the union of prediction and label, per class: (N, 2 K)."""
     pairs = zip(y.argmax(1), labels, strict=True)
-    counts = torch.stack([confusion_counts(said, true, y.shape[1], ignore_index) for said, true in pairs])
-    both = counts.diagonal(dim1=1, dim2=2)
-    return torch.cat([both, counts.sum(1) + counts.sum(2) - both], 1)
+    return overlap(torch.stack([confusion_counts(said, true, y.shape[1], ignore_index) for said, true in pairs]))
 
 
 def upright_columns(setting: Setting, y: Tensor, labels: Tensor | None) -> Columns:
@@ -311,6 +302,9 @@ def measure(
     check_elements(group, within, elements)
     check_count("batch_size", batch_size)
     check_count("jacobians", jacobians, least=0)
+    check_count("probes", probes)
+    check_ignored(ignore_index)
+    check_seed(seed)
     generator, signs = (torch.Generator().manual_seed(seed) for _ in range(2))
     columns: dict[str, list[Tensor]] = defaultdict(list)
     samples = measured = 0
@@ -399,9 +393,9 @@ def rows(table: Columns, seed: int) -> Iterable[Row]:
             yield Row(figure.name, *found, len(values), figure.formula, figure.shares)
 
 
-def labelled(overlap: Tensor) -> Tensor:
+def labelled(counted: Tensor) -> Tensor:
     """The rows of samples that have a labelled pixel."""
-    found = overlap[overlap.any(1)]
+    found = counted[counted.any(1)]
     if not len(found):
         raise SoftEquivError("every pixel is labelled ignore_index, so there is no IoU; leave the labels out")
     return found

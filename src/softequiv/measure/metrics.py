@@ -23,6 +23,7 @@ from softequiv.measure.functional import (
     geometric_mean,
     ignored_label,
     mean_iou,
+    overlap,
 )
 
 try:
@@ -170,7 +171,9 @@ class SegmentationMetrics(_Sums):
     def compute(self) -> dict[str, Tensor]:
         """The four figures of all pixels so far."""
         pixels = _counted(self.pixels, "valid pixel")
-        plain, moved = mean_iou(self.counts), mean_iou(self.moved_counts)
+        for counts in (self.counts, self.moved_counts):
+            _counted(counts.sum(), "labelled pixel")
+        plain, moved = mean_iou(overlap(self.counts)), mean_iou(overlap(self.moved_counts))
         return {
             "mIoU": plain,
             "aIoU": moved,

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from softequiv._files import path_of
 from softequiv.errors import SoftEquivError
 
 
@@ -31,6 +32,8 @@ def share_bars(names: Sequence[str], shares: Sequence[float], path: str | Path, 
     axes.set_title(title, fontsize=10)
     axes.spines[["top", "right"]].set_visible(False)
     try:
-        figure.savefig(path)
-    except ValueError as problem:
-        raise SoftEquivError(f"cannot draw {str(path)!r}: {problem}") from problem
+        figure.savefig(path_of(path))
+    except (ValueError, OSError) as problem:
+        raise SoftEquivError(
+            f"cannot draw {str(path)!r}: {problem}; name a file such as shares.svg in a folder that exists"
+        ) from problem
