@@ -174,7 +174,8 @@ def _shown(task: Classification, prepare: Sized) -> Opened:
     side, own = task.train.inputs.shape[-1], prepare.normalised
     framed = side + 2 * own.pad
     shown = replace(task, train=part(task.train), validation=part(task.validation), test=part(task.test))
-    return Opened(shown, Squares(prepare.size or framed, own.mean, own.std, crop=framed / side))
+    size = prepare.size or framed
+    return Opened(shown, Squares(size, round(size * side / framed), own.mean, own.std))
 
 
 def pictures_and_masks(folder: Path, **settings: Any) -> Segmentation:
@@ -190,8 +191,8 @@ def _masks(read: Callable[..., Segmentation], path: Path, wants: Wanted, seed: i
     normalised = wants.normalised or IMAGENET
     task = read(path, prepare=normalised, **sized, **split)
     assert isinstance(task.train, Files) and isinstance(task.train.read, Fitted)
-    squares = Squares(task.train.read.size, normalised.mean, normalised.std)
-    return Opened(task, wants.processed or squares)
+    size = task.train.read.size
+    return Opened(task, wants.processed or Squares(size, size, normalised.mean, normalised.std))
 
 
 READERS: dict[str, Callable[[Path, Wanted, int], Opened]] = {
