@@ -29,7 +29,7 @@ from softequiv.tasks.base import Examples, Held, Task
 from softequiv.tasks.classification import Classification
 from softequiv.training import Recipe, fit, saved
 from softequiv.training.loop import plain
-from softequiv.training.parameters import head_name, parameter_groups
+from softequiv.training.parameters import head_names, parameter_groups
 
 STILL = Moves(Still(), se.C(1))
 
@@ -307,7 +307,7 @@ def test_rates_rise_block_by_block_from_the_stem_to_the_head(name, softened):
         *((place, below + 1) for place in stem),
         *((place, below - number) for number, place in enumerate(blocks)),
         *((place, 1) for place in behind),
-        (head_name(model), 0),
+        (head_names(model)[0], 0),
     ):
         assert rates_in(place) == {0.65**steps}, place
     assert [*rates.values()] == sorted(rates.values())
@@ -323,8 +323,19 @@ def test_a_parametrised_weight_of_the_model_itself_is_of_the_stem_and_not_the_he
 
     net = Net()
     nn.utils.parametrize.register_parametrization(net, "positions", nn.Identity())
-    assert head_name(net) == "head"
+    assert head_names(net) == ["head"]
     assert rates_of(net, 0.5)["parametrizations.positions.original"] == 0.125
+
+
+def test_the_rate_of_the_head_is_that_of_both_heads_and_not_of_an_auxiliary_one_alone():
+    names = ("body", "head", "head_dist", "auxiliary_head")
+    net = nn.ModuleDict({name: nn.Linear(2, 2) for name in names})
+    groups = parameter_groups(net, Recipe(rate=1.0, head_rate=7.0))
+    rate = {id(weight): group["lr"] for group in groups for weight in group["params"]}
+    assert [rate[id(net[name].weight)] for name in names] == [1.0, 7.0, 7.0, 7.0]
+    assert head_names(nn.ModuleDict({"aux_classifier": nn.Linear(2, 2)})) == ["aux_classifier"]  # nothing else answers
+    net.num_classes, net["head"] = 3, nn.Linear(2, 3)
+    assert head_names(net) == ["head"]
 
 
 def test_layers_in_a_row_are_blocks_where_there_are_none_larger():
