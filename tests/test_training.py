@@ -265,6 +265,37 @@ def segformer() -> nn.Module:
     return transformers.SegformerForSemanticSegmentation(transformers.SegformerConfig(**sizes))
 
 
+def regnet() -> nn.Module:
+    """Squeeze and excitation has two layers of its own, in the middle of a block."""
+    sizes = {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 2], "groups_width": 8}
+    return transformers.RegNetForImageClassification(transformers.RegNetConfig(**sizes))
+
+
+class DenseNet(nn.Module):
+    """Numbers at the end of names, as timm has them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv0, self.denseblock1, self.denseblock2 = nn.Conv2d(3, 4, 3), nn.Module(), nn.Module()
+        for block in (self.denseblock1, self.denseblock2):
+            for number in (1, 2):
+                layer = nn.Module()
+                layer.conv1, layer.conv2 = nn.Conv2d(4, 4, 1), nn.Conv2d(4, 4, 3)
+                block.add_module(f"denselayer{number}", layer)
+        self.classifier = nn.Linear(4, 2)
+
+
+def mobilenet() -> nn.Module:
+    """Its stem and its blocks are one row, as in torchvision's MobileNetV3."""
+
+    def block() -> nn.Module:
+        inner = nn.Sequential(nn.Conv2d(4, 4, 3), nn.Sequential(nn.Conv2d(4, 2, 1), nn.Conv2d(2, 4, 1)))
+        return nn.ModuleDict({"block": inner.append(nn.Conv2d(4, 4, 1))})
+
+    features = nn.Sequential(nn.Conv2d(3, 4, 3), block(), block())
+    return nn.ModuleDict({"features": features, "classifier": nn.Linear(4, 2)})
+
+
 # by model: the stem, the blocks from the first to the last, and what stands behind the last
 LAID_OUT: dict[str, tuple[Callable[[], nn.Module], list[str], list[str], list[str]]] = {
     "ViT": (vit, ["vit.embeddings"], [f"vit.layers.{i}" for i in range(3)], ["vit.layernorm"]),
@@ -275,6 +306,14 @@ LAID_OUT: dict[str, tuple[Callable[[], nn.Module], list[str], list[str], list[st
         [f"resnet.encoder.stages.{i}.layers.{j}" for i, depth in ((0, 2), (1, 3)) for j in range(depth)],
         [],
     ),
+    "RegNet": (
+        regnet,
+        ["regnet.embedder"],
+        [f"regnet.encoder.stages.{i}.layers.{j}" for i, j in ((0, 0), (1, 0), (1, 1))],
+        [],
+    ),
+    "DenseNet": (DenseNet, ["conv0"], [f"denseblock{i}.denselayer{j}" for i in (1, 2) for j in (1, 2)], []),
+    "MobileNetV3": (mobilenet, ["features.0"], ["features.1", "features.2"], []),
     "ResNet-56": (ResNet56, ["conv1", "bn1"], [f"layer{i}.{j}" for i in (1, 2, 3) for j in range(9)], []),
     "SegFormer": (
         segformer,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Callable
 from itertools import accumulate
 from typing import Any
 
@@ -69,21 +70,37 @@ def depths_of(model: nn.Module) -> dict[str, int]:
 
 
 def blocks_of(model: nn.Module) -> list[str]:
-    """Numbered modules of several matrices that hold no other such module; where there are none, those of one.
+    """The innermost numbered modules of several matrices that stand in a row of such, or inside no other; where there
+    are none, numbered ones of one matrix.
 
-    Stages hold blocks, and the numbered layers inside a block, or beside each other in a head, have one matrix each.
+    Stages hold blocks. The layers of a block, or beside each other in a head, have one matrix each, and where one of
+    them has more, as squeeze and excitation has, the layers beside it say that it is no block. Numbers may stand at
+    the end of names, as in `denselayer1`, where none stands alone.
 
     >>> stage = nn.Sequential(*(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)) for _ in range(2)))
     >>> blocks_of(nn.ModuleDict({"stages": nn.ModuleList([stage]), "heads": nn.ModuleList([nn.Linear(2, 2)])}))
     ['stages.0.0', 'stages.0.1']
     """
-    matrices: Counter[str] = Counter()
+    alone, ending = (_matrices(model, digits) for digits in (str.isdigit, lambda part: part[-1:].isdigit()))
+    matrices = next((found for found in (alone, ending) if max(found.values(), default=0) > 1), alone)
+    several = [place for place, count in matrices.items() if count > 1] or list(matrices)
+    layers = {_row(place) for place, count in matrices.items() if count == 1}
+    found = [p for p in several if _row(p) not in layers or not any(p.startswith(f"{other}.") for other in several)]
+    return [place for place in found if not any(other.startswith(f"{place}.") for other in found)]
+
+
+def _matrices(model: nn.Module, numbered: Callable[[str], bool]) -> Counter[str]:
+    """How many matrices each numbered module holds, in their order."""
+    found: Counter[str] = Counter()
     for name, weight in model.named_parameters():
         parts = place_of(name).split(".")
         if weight.ndim > 1:
-            matrices.update(".".join(parts[: end + 1]) for end, part in enumerate(parts) if part.isdigit())
-    found = [place for place, count in matrices.items() if count > 1] or list(matrices)
-    return [place for place in found if not any(other.startswith(f"{place}.") for other in found)]
+            found.update(".".join(parts[: end + 1]) for end, part in enumerate(parts) if numbered(part))
+    return found
+
+
+def _row(place: str) -> str:
+    return place.rpartition(".")[0]
 
 
 def place_of(name: str) -> str:
