@@ -13,6 +13,7 @@ import struct
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -366,6 +367,13 @@ def test_a_model_with_two_heads_answers_the_new_classes_and_opens_again(build: A
     with torch.no_grad():
         answers = [net(x).logits for net in (model, open_model(tmp_path / "model"))]
     assert answers[0].shape[1] == 3 and torch.equal(*answers)
+
+
+def test_a_recipe_leaves_what_it_does_not_name_as_it_is_without_one(tmp_path: Path) -> None:
+    file = tmp_path / "recipe.json"
+    file.write_text(json.dumps({"warmup": 2, "rate": 1e-3}))
+    usual = training.settings_of(None, {})
+    assert training.settings_of(file, {"epochs": 20}) == replace(usual, warmup=2, rate=1e-3, epochs=20)
 
 
 def test_two_processes_print_and_write_once(home: Path, tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ from softequiv.holding import GainLimit, HeldByMeasurement, limit_gain
 from softequiv.tasks.base import Examples, Held, Task
 from softequiv.tasks.classification import Classification
 from softequiv.training import Recipe, fit, saved
+from softequiv.training.average import Average
 from softequiv.training.loop import plain
 from softequiv.training.parameters import head_names, parameter_groups
 
@@ -195,9 +196,41 @@ def test_the_last_model_is_kept_on_request_and_the_average_is_the_average():
     start = weights(net)
     fit(net, task, recipe, STILL, after_step=[lambda _: seen.append(weights(net))])
     average = start["0.weight"]
-    for step in seen:
-        average = 0.5 * average + 0.5 * step["0.weight"]
+    for taken, step in enumerate(seen, 1):
+        decay = min(0.5, (1 + taken) / (10 + taken))
+        average = decay * average + (1 - decay) * step["0.weight"]
     assert torch.allclose(net.state_dict()["0.weight"], average, atol=1e-6)
+
+
+def test_an_average_forgets_the_first_weights_in_a_short_training():
+    net = nn.Linear(1, 1, bias=False)
+    nn.init.ones_(net.weight)
+    average = Average(net, 0.999)
+    nn.init.zeros_(net.weight)
+    for step in range(1, 51):
+        average.update(step)
+    assert average.values["weight"].item() < 1e-4
+
+
+def test_what_is_dropped_out_does_not_depend_on_how_a_picture_was_varied():
+    draws: list[tuple[Tensor, Tensor]] = []
+
+    def varied(x: Tensor, y: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        draws.append((torch.rand(16, generator=generator), torch.rand(16)))
+        return x, y
+
+    fit(network(), numbers(), Recipe(epochs=1, batch=16), STILL, transform=varied)
+    assert not any(torch.equal(*pair) for pair in draws)
+    assert len({tuple(numbers.tolist()) for pair in draws for numbers in pair}) == 2 * len(draws)
+
+
+def test_a_training_leaves_what_its_caller_draws_next_alone():
+    net = network()
+    torch.manual_seed(0)
+    expected = torch.rand(3)
+    torch.manual_seed(0)
+    fit(net, numbers(), Recipe(epochs=1, batch=16), STILL)
+    assert torch.equal(torch.rand(3), expected)
 
 
 def test_accumulated_batches_are_one_large_batch():
