@@ -369,6 +369,17 @@ def test_a_model_with_two_heads_answers_the_new_classes_and_opens_again(build: A
     assert answers[0].shape[1] == 3 and torch.equal(*answers)
 
 
+@pytest.mark.parametrize("told", [None, {"image_mean": [0.5], "image_std": [0.25]}])
+def test_a_model_of_grey_pictures_learns_masks(told: dict[str, Any] | None, home: Path, tmp_path: Path) -> None:
+    sizes = {"hidden_sizes": [8] * 4, "depths": [1] * 4, "num_attention_heads": [1] * 4, "decoder_hidden_size": 8}
+    config = transformers.SegformerConfig(num_channels=1, num_labels=5, **sizes)
+    transformers.SegformerForSemanticSegmentation(config).save_pretrained(tmp_path / "grey")
+    if told:
+        (tmp_path / "grey" / "preprocessor_config.json").write_text(json.dumps(told))
+    data = ("--data", f"masks:{home / 'pairs'}", "--size", 32)
+    assert "mIoU" in found("train", tmp_path / "grey", *data, "-o", tmp_path / "out", *QUICK)["test"]
+
+
 def test_a_recipe_leaves_what_it_does_not_name_as_it_is_without_one(tmp_path: Path) -> None:
     file = tmp_path / "recipe.json"
     file.write_text(json.dumps({"warmup": 2, "rate": 1e-3}))
