@@ -450,10 +450,10 @@ def test_class_folders_get_the_numbers_of_the_model(
 
 def test_pictures_are_cut_scaled_and_normalised(tmp_path: Path) -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (10, 14, 3), dtype=np.uint8)
-    square = Squares(10, (0.1, 0.2, 0.3), (0.5, 0.6, 0.7))(Image.fromarray(pixels))
+    square = Squares(10, 10, (0.1, 0.2, 0.3), (0.5, 0.6, 0.7))(Image.fromarray(pixels))
     expected = (pixels[:, 2:12] / 255 - [0.1, 0.2, 0.3]) / [0.5, 0.6, 0.7]
     assert np.allclose(square.numpy(), expected.transpose(2, 0, 1), atol=1e-6)
-    grey = Squares(5, crop=0.5)(Image.fromarray(pixels[:, :10, 0]))
+    grey = Squares(5, 10)(Image.fromarray(pixels[:, :10, 0]))
     assert np.allclose(grey.numpy(), pixels[None, 2:7, 2:7, 0] / 255)
 
 

@@ -13,12 +13,14 @@ import struct
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import transformers
 from PIL import Image
 from safetensors.torch import load_file
 from torch import nn
@@ -33,7 +35,8 @@ from softequiv.experiments.cells import Cell, Row
 from softequiv.experiments.pages import Page
 from softequiv.tasks.named import open_task
 from softequiv.training import loop, tune
-from softequiv.training.heads import last_layer, new_head
+from softequiv.training.heads import new_head
+from softequiv.training.parameters import head_names
 from zoo import CASES
 
 CLASSES = 5  # of the zoo's ViT
@@ -50,6 +53,11 @@ def found(*arguments: Any) -> Any:
     result = call(*arguments, "--json")
     assert result.exit_code == 0, result.output
     return json.loads(result.stdout)
+
+
+def scorer(model: Any) -> Any:
+    """The layer that gives the scores."""
+    return model.get_submodule(head_names(model)[0])
 
 
 def draw(path: Path, colour: int, shape: tuple[int, int] = (24, 24)) -> None:
@@ -117,7 +125,7 @@ def test_a_model_is_softened_trained_and_still_keeps_its_promise(home: Path, tmp
     trained, plain = open_model(out / "model"), open_model(home / "vit")
     certificate = se.certify(trained)
     assert certificate.within == se.degrees(30) and certificate.error <= 0.2 * (1 + 1e-4)
-    assert not torch.equal(last_layer(trained)[1].weight, last_layer(plain)[1].weight)
+    assert not torch.equal(scorer(trained).weight, scorer(plain).weight)
     shown = call("train", home / "vit", "--data", home / "classes", "-o", out, *soft, *QUICK, "--seed", 3).stdout
     assert "test" in shown and f"softequiv certify {out / 'model'}" in " ".join(shown.split())
 
@@ -322,13 +330,61 @@ def test_a_new_head_is_drawn_by_its_seed_and_leaves_the_rest() -> None:
     nets = [CASES["segformer"].model() for _ in range(3)]
     for net, seed in zip(nets, (0, 0, 1), strict=True):
         new_head(net, 7, seed=seed)
-    heads = [last_layer(net)[1].weight for net in nets]
+    heads = [scorer(net).weight for net in nets]
     assert heads[0].shape[0] == 7 and torch.equal(heads[0], heads[1]) and not torch.equal(heads[0], heads[2])
     state = torch.random.get_rng_state()
     new_head(nets[0], 2)
     assert torch.equal(state, torch.random.get_rng_state())
     with pytest.raises(se.SoftEquivError, match="no layer inside that could be its head"):
         new_head(nn.ReLU(), 3)
+
+
+def upernet() -> Any:
+    stages = {"out_features": [f"stage{i}" for i in range(1, 5)], "hidden_sizes": [8] * 4, "depths": [1] * 4}
+    sizes = {"hidden_size": 8, "auxiliary_in_channels": 8, "auxiliary_channels": 8, "pool_scales": [1, 2]}
+    config = transformers.UperNetConfig(backbone_config=transformers.ConvNextConfig(**stages), num_labels=5, **sizes)
+    return transformers.UperNetForSemanticSegmentation(config)
+
+
+def levit() -> Any:
+    sizes = {"hidden_sizes": [16] * 3, "num_attention_heads": [1] * 3, "depths": [1] * 3, "key_dim": [4] * 3}
+    down = [["Subsample", 4, 4, 4, 2, 2]] * 2
+    config = transformers.LevitConfig(image_size=64, num_labels=5, down_ops=down, **sizes)
+    return transformers.LevitForImageClassificationWithTeacher(config)
+
+
+def swiftformer() -> Any:
+    config = transformers.SwiftFormerConfig(depths=[1] * 4, embed_dims=[8] * 4, num_labels=5)
+    return transformers.SwiftFormerForImageClassification(config)
+
+
+@pytest.mark.parametrize("build", [upernet, levit, swiftformer])
+def test_a_model_with_two_heads_answers_the_new_classes_and_opens_again(build: Any, tmp_path: Path) -> None:
+    model = build().eval()
+    new_head(model, 3)
+    save_model(model, tmp_path / "model")
+    x = torch.randn(2, 3, 64, 64)
+    with torch.no_grad():
+        answers = [net(x).logits for net in (model, open_model(tmp_path / "model"))]
+    assert answers[0].shape[1] == 3 and torch.equal(*answers)
+
+
+@pytest.mark.parametrize("told", [None, {"image_mean": [0.5], "image_std": [0.25]}])
+def test_a_model_of_grey_pictures_learns_masks(told: dict[str, Any] | None, home: Path, tmp_path: Path) -> None:
+    sizes = {"hidden_sizes": [8] * 4, "depths": [1] * 4, "num_attention_heads": [1] * 4, "decoder_hidden_size": 8}
+    config = transformers.SegformerConfig(num_channels=1, num_labels=5, **sizes)
+    transformers.SegformerForSemanticSegmentation(config).save_pretrained(tmp_path / "grey")
+    if told:
+        (tmp_path / "grey" / "preprocessor_config.json").write_text(json.dumps(told))
+    data = ("--data", f"masks:{home / 'pairs'}", "--size", 32)
+    assert "mIoU" in found("train", tmp_path / "grey", *data, "-o", tmp_path / "out", *QUICK)["test"]
+
+
+def test_a_recipe_leaves_what_it_does_not_name_as_it_is_without_one(tmp_path: Path) -> None:
+    file = tmp_path / "recipe.json"
+    file.write_text(json.dumps({"warmup": 2, "rate": 1e-3}))
+    usual = training.settings_of(None, {})
+    assert training.settings_of(file, {"epochs": 20}) == replace(usual, warmup=2, rate=1e-3, epochs=20)
 
 
 def test_two_processes_print_and_write_once(home: Path, tmp_path: Path) -> None:

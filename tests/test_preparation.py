@@ -4,6 +4,7 @@ a trained model lies beside what it was trained with."""
 from __future__ import annotations
 
 import json
+import math
 import struct
 from pathlib import Path
 from typing import Any
@@ -120,13 +121,13 @@ def test_what_was_used_is_what_the_saved_folder_says(
         torch.testing.assert_close(seen, used, atol=ROUNDING, rtol=ROUNDING)
 
 
-@pytest.mark.parametrize("crop", [0.75, 1.0, 1.5])
+@pytest.mark.parametrize("shorter", [16, 12, 8])
 @pytest.mark.parametrize("channels", [1, 3])
-def test_squares_are_told_and_read_again(crop: float, channels: int, tmp_path: Path) -> None:
-    prepared = Squares(12, (0.1,) * channels, (0.5,) * channels, crop)
+def test_squares_are_told_and_read_again(shorter: int, channels: int, tmp_path: Path) -> None:
+    prepared = Squares(12, shorter, (0.1,) * channels, (0.5,) * channels)
     told = described(prepared, nn.Conv2d(channels, 8, 3))
     assert told is not None
-    assert frame(told, tmp_path) == (12, crop)
+    assert frame(told, tmp_path) == (12, shorter)
     read = normalisation(told, tmp_path, channels)
     assert read.mean == pytest.approx(prepared.mean) and read.std == pytest.approx(prepared.std)
     model = vit(tmp_path / "vit", dict(told), channels)
@@ -136,21 +137,58 @@ def test_squares_are_told_and_read_again(crop: float, channels: int, tmp_path: P
 
 
 def test_a_square_larger_than_the_picture_is_black_around_it() -> None:
-    square = Squares(6, crop=1.5)(Image.new("L", (4, 4), 255))
+    square = Squares(6, 4)(Image.new("L", (4, 4), 255))
     assert square[0, 1:5, 1:5].eq(1).all() and square.sum() == 16
 
 
 def test_what_a_model_of_timm_was_trained_with_is_in_its_configuration() -> None:
     model = nn.Sequential(nn.Conv2d(3, 8, 3))
     model.pretrained_cfg = {"architecture": "x", "input_size": (3, 224, 224), "mean": (0.5,), "std": (0.5,)}  # type: ignore[assignment]
-    told = described(Squares(64, (0.5,), (0.25,), crop=0.875, resample=3), model)
+    told = described(Squares(56, 64, (0.5,), (0.25,), resample=3), model)
     assert told == {
-        "input_size": (3, 64, 64),
+        "input_size": (3, 56, 56),
         "interpolation": "bicubic",
         "crop_pct": 0.875,
+        "crop_mode": "center",
         "mean": [0.5] * 3,
         "std": [0.25] * 3,
     }
+
+
+CUT_BY_TIMM = [(224, 0.9), (224, 0.875), (224, 0.95), (240, 0.96), (288, 0.94), (380, 0.922), (16, 1.0)]
+
+
+@pytest.mark.parametrize("mode", [None, "center", "squash"])
+@pytest.mark.parametrize(("side", "share"), CUT_BY_TIMM)
+def test_squares_of_timm_are_cut_from_floored_sides_and_told_so_that_they_are_again(
+    side: int, share: float, mode: str | None
+) -> None:
+    settings = {"input_size": (3, side, side), "mean": (0.0,), "std": (1.0,), "crop_pct": share, "crop_mode": mode}
+    model = nn.Sequential(nn.Conv2d(3, 8, 3))
+    model.pretrained_cfg = settings  # type: ignore[assignment]
+    prepared = preparation(model)[0]
+    assert isinstance(prepared, Squares) and prepared.shorter == math.floor(side / share)
+    model.pretrained_cfg = {**settings, **(described(prepared, model) or {})}  # type: ignore[assignment]
+    again = preparation(model)[0]
+    picture = Image.fromarray(np.random.default_rng(0).integers(0, 256, (300, 400, 3), dtype=np.uint8))
+    assert torch.equal(again(picture), prepared(picture))
+    scaled = math.floor(side / share)
+    shape = (scaled, scaled) if mode == "squash" else (scaled * 400 // 300, scaled)
+    left, top = ((length - side) // 2 for length in shape)
+    cut = picture.resize(shape, 2).crop((left, top, left + side, top + side))
+    assert torch.allclose(prepared(picture), torch.from_numpy(np.asarray(cut).transpose(2, 0, 1) / 255).float())
+    model.pretrained_cfg = {**settings, "crop_mode": "border"}  # type: ignore[assignment]
+    with pytest.raises(SoftEquivError, match="crop_mode 'border', which is not known; give --size"):
+        preparation(model)
+    assert preparation(model, 8)[0] == Squares(8, 8, (0.0,), (1.0,))
+
+
+def test_every_shorter_side_is_told_to_timm_without_rounding() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 3))
+    model.pretrained_cfg = {"input_size": (3, 224, 224)}  # type: ignore[assignment]
+    for shorter in range(8, 300):
+        told = described(Squares(224, shorter), model) or {}
+        assert math.floor(224 / told["crop_pct"]) == shorter
 
 
 @pytest.mark.parametrize("channels", [1, 3])

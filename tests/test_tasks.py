@@ -253,7 +253,7 @@ def test_class_folders_are_numbered_by_name_and_val_is_the_test(tmp_path: Path) 
     assert [len(part) for part in (task.train, task.validation, task.test)] == [6, 2, 4]
     pictures, labels = task.test.batch(torch.arange(4))
     assert labels.tolist() == [0, 0, 1, 1] and task.classes == 2
-    square = middle(Image.fromarray(noise(20, 24, 3, seed=10)), 16)
+    square = middle(Image.fromarray(noise(20, 24, 3, seed=10)), 16, 16)
     assert torch.allclose(pictures[2], IMAGENET(pixels(square)[None])[0])
 
 
@@ -801,7 +801,7 @@ def test_a_chance_is_a_probability(make: Callable[[], Any]) -> None:
 
 def test_variations_are_called_by_name_in_any_order_with_turning_in_their_middle() -> None:
     pictures = Held(torch.zeros(4, 3, 8, 8), torch.arange(4))
-    opened = Opened(Classification(pictures, pictures, pictures, classes=4), Squares(8))
+    opened = Opened(Classification(pictures, pictures, pictures, classes=4), Squares(8, 8))
     turning = Augmented(Moves(Pictures(), "C4"))
     made = variations("mixup, flip,erase,cutmix,crop", opened)
     assert made == Variations((Resized(8), Flip()), (Erased(), Either(Mixup(4), CutMix(4))))
@@ -821,7 +821,7 @@ def test_variations_are_called_by_name_in_any_order_with_turning_in_their_middle
 
 def test_randaugment_by_name_knows_how_pictures_were_normalised(monkeypatch: pytest.MonkeyPatch) -> None:
     pictures = Held(torch.zeros(4, 3, 8, 8), torch.arange(4))
-    opened = Opened(Classification(pictures, pictures, pictures, classes=4), Squares(8, (0.5,), (0.25,)))
+    opened = Opened(Classification(pictures, pictures, pictures, classes=4), Squares(8, 8, (0.5,), (0.25,)))
     monkeypatch.setitem(sys.modules, "torchvision.transforms.v2", None)
     with pytest.raises(SoftEquivError, match=r"pip install 'softequiv\[vision\]'"):
         variations("randaugment", opened)

@@ -28,8 +28,9 @@ from softequiv.holding import GainLimit, HeldByMeasurement, limit_gain
 from softequiv.tasks.base import Examples, Held, Task
 from softequiv.tasks.classification import Classification
 from softequiv.training import Recipe, fit, saved
+from softequiv.training.average import Average
 from softequiv.training.loop import plain
-from softequiv.training.parameters import head_name, parameter_groups
+from softequiv.training.parameters import head_names, parameter_groups
 
 STILL = Moves(Still(), se.C(1))
 
@@ -195,9 +196,41 @@ def test_the_last_model_is_kept_on_request_and_the_average_is_the_average():
     start = weights(net)
     fit(net, task, recipe, STILL, after_step=[lambda _: seen.append(weights(net))])
     average = start["0.weight"]
-    for step in seen:
-        average = 0.5 * average + 0.5 * step["0.weight"]
+    for taken, step in enumerate(seen, 1):
+        decay = min(0.5, (1 + taken) / (10 + taken))
+        average = decay * average + (1 - decay) * step["0.weight"]
     assert torch.allclose(net.state_dict()["0.weight"], average, atol=1e-6)
+
+
+def test_an_average_forgets_the_first_weights_in_a_short_training():
+    net = nn.Linear(1, 1, bias=False)
+    nn.init.ones_(net.weight)
+    average = Average(net, 0.999)
+    nn.init.zeros_(net.weight)
+    for step in range(1, 51):
+        average.update(step)
+    assert average.values["weight"].item() < 1e-4
+
+
+def test_what_is_dropped_out_does_not_depend_on_how_a_picture_was_varied():
+    draws: list[tuple[Tensor, Tensor]] = []
+
+    def varied(x: Tensor, y: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        draws.append((torch.rand(16, generator=generator), torch.rand(16)))
+        return x, y
+
+    fit(network(), numbers(), Recipe(epochs=1, batch=16), STILL, transform=varied)
+    assert not any(torch.equal(*pair) for pair in draws)
+    assert len({tuple(numbers.tolist()) for pair in draws for numbers in pair}) == 2 * len(draws)
+
+
+def test_a_training_leaves_what_its_caller_draws_next_alone():
+    net = network()
+    torch.manual_seed(0)
+    expected = torch.rand(3)
+    torch.manual_seed(0)
+    fit(net, numbers(), Recipe(epochs=1, batch=16), STILL)
+    assert torch.equal(torch.rand(3), expected)
 
 
 def test_accumulated_batches_are_one_large_batch():
@@ -265,6 +298,37 @@ def segformer() -> nn.Module:
     return transformers.SegformerForSemanticSegmentation(transformers.SegformerConfig(**sizes))
 
 
+def regnet() -> nn.Module:
+    """Squeeze and excitation has two layers of its own, in the middle of a block."""
+    sizes = {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 2], "groups_width": 8}
+    return transformers.RegNetForImageClassification(transformers.RegNetConfig(**sizes))
+
+
+class DenseNet(nn.Module):
+    """Numbers at the end of names, as timm has them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv0, self.denseblock1, self.denseblock2 = nn.Conv2d(3, 4, 3), nn.Module(), nn.Module()
+        for block in (self.denseblock1, self.denseblock2):
+            for number in (1, 2):
+                layer = nn.Module()
+                layer.conv1, layer.conv2 = nn.Conv2d(4, 4, 1), nn.Conv2d(4, 4, 3)
+                block.add_module(f"denselayer{number}", layer)
+        self.classifier = nn.Linear(4, 2)
+
+
+def mobilenet() -> nn.Module:
+    """Its stem and its blocks are one row, as in torchvision's MobileNetV3."""
+
+    def block() -> nn.Module:
+        inner = nn.Sequential(nn.Conv2d(4, 4, 3), nn.Sequential(nn.Conv2d(4, 2, 1), nn.Conv2d(2, 4, 1)))
+        return nn.ModuleDict({"block": inner.append(nn.Conv2d(4, 4, 1))})
+
+    features = nn.Sequential(nn.Conv2d(3, 4, 3), block(), block())
+    return nn.ModuleDict({"features": features, "classifier": nn.Linear(4, 2)})
+
+
 # by model: the stem, the blocks from the first to the last, and what stands behind the last
 LAID_OUT: dict[str, tuple[Callable[[], nn.Module], list[str], list[str], list[str]]] = {
     "ViT": (vit, ["vit.embeddings"], [f"vit.layers.{i}" for i in range(3)], ["vit.layernorm"]),
@@ -275,6 +339,14 @@ LAID_OUT: dict[str, tuple[Callable[[], nn.Module], list[str], list[str], list[st
         [f"resnet.encoder.stages.{i}.layers.{j}" for i, depth in ((0, 2), (1, 3)) for j in range(depth)],
         [],
     ),
+    "RegNet": (
+        regnet,
+        ["regnet.embedder"],
+        [f"regnet.encoder.stages.{i}.layers.{j}" for i, j in ((0, 0), (1, 0), (1, 1))],
+        [],
+    ),
+    "DenseNet": (DenseNet, ["conv0"], [f"denseblock{i}.denselayer{j}" for i in (1, 2) for j in (1, 2)], []),
+    "MobileNetV3": (mobilenet, ["features.0"], ["features.1", "features.2"], []),
     "ResNet-56": (ResNet56, ["conv1", "bn1"], [f"layer{i}.{j}" for i in (1, 2, 3) for j in range(9)], []),
     "SegFormer": (
         segformer,
@@ -307,7 +379,7 @@ def test_rates_rise_block_by_block_from_the_stem_to_the_head(name, softened):
         *((place, below + 1) for place in stem),
         *((place, below - number) for number, place in enumerate(blocks)),
         *((place, 1) for place in behind),
-        (head_name(model), 0),
+        (head_names(model)[0], 0),
     ):
         assert rates_in(place) == {0.65**steps}, place
     assert [*rates.values()] == sorted(rates.values())
@@ -323,8 +395,19 @@ def test_a_parametrised_weight_of_the_model_itself_is_of_the_stem_and_not_the_he
 
     net = Net()
     nn.utils.parametrize.register_parametrization(net, "positions", nn.Identity())
-    assert head_name(net) == "head"
+    assert head_names(net) == ["head"]
     assert rates_of(net, 0.5)["parametrizations.positions.original"] == 0.125
+
+
+def test_the_rate_of_the_head_is_that_of_both_heads_and_not_of_an_auxiliary_one_alone():
+    names = ("body", "head", "head_dist", "auxiliary_head")
+    net = nn.ModuleDict({name: nn.Linear(2, 2) for name in names})
+    groups = parameter_groups(net, Recipe(rate=1.0, head_rate=7.0))
+    rate = {id(weight): group["lr"] for group in groups for weight in group["params"]}
+    assert [rate[id(net[name].weight)] for name in names] == [1.0, 7.0, 7.0, 7.0]
+    assert head_names(nn.ModuleDict({"aux_classifier": nn.Linear(2, 2)})) == ["aux_classifier"]  # nothing else answers
+    net.num_classes, net["head"] = 3, nn.Linear(2, 3)
+    assert head_names(net) == ["head"]
 
 
 def test_layers_in_a_row_are_blocks_where_there_are_none_larger():

@@ -110,7 +110,7 @@ def test_an_average_of_weights_within_a_target_is_within_it():
     torchs.update_parameters(soft)
     with torch.no_grad():
         soft[0].weight.sub_(2 * se.softness(0)(soft[0].weight, rep))
-    own.update(), torchs.update_parameters(soft)
+    own.update(100), torchs.update_parameters(soft)
 
     def error() -> float:
         return se.spectrum(rep).error(soft[0].weight.detach(), WITHIN)

@@ -98,11 +98,16 @@ Augment = Annotated[
     ),
 ]
 NewHead = Annotated[bool, typer.Option("--new-head", help="Replace the last layer by one for the data's classes.")]
-Epochs = Annotated[int | None, typer.Option("--epochs", help="How often every picture is seen.", min=1)]
+Epochs = Annotated[
+    int | None, typer.Option("--epochs", help="How often the pictures are gone through, in whole batches.", min=1)
+]
 Batch = Annotated[int | None, typer.Option("--batch", help="Pictures a step and process.", min=1)]
 Rate = Annotated[float | None, typer.Option("--rate", help="The learning rate at its highest.", min=0)]
 RecipeFile = Annotated[
-    Path | None, typer.Option("--recipe", help="Settings of the training as JSON; options given beside it win.")
+    Path | None,
+    typer.Option(
+        "--recipe", help="Settings of the training as JSON, the others being as usual; options given beside it win."
+    ),
 ]
 TrainSeed = Annotated[int | None, typer.Option("--seed", help="The seed of splits, order, turns and new head.", min=0)]
 TensorBoard = Annotated[bool, typer.Option("--tensorboard", help="Write the log for TensorBoard as well.")]

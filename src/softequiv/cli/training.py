@@ -131,12 +131,12 @@ def certifying(model: Path, judged: Mapping[str, Any]) -> str:
 
 
 def settings_of(file: Path | None, given: dict[str, Any]) -> Recipe:
-    """The recipe of a file, or that of fine-tuning, with what was given beside it."""
+    """The recipe of fine-tuning, with what a file says in its place, and before that what was given beside it."""
     from softequiv.training import Recipe
 
     usual = Recipe(epochs=5, batch=64, rate=1e-4, weight_decay=0.05, clip=1.0)
     try:
-        base = usual if file is None else Recipe.parse(file.read_text(encoding="utf-8"))
+        base = usual if file is None else Recipe.parse(file.read_text(encoding="utf-8"), usual)
     except (OSError, UnicodeDecodeError) as problem:
         raise SoftEquivError(f"the recipe {file} cannot be read ({problem}); give a JSON file of settings") from problem
     return replace(base, **{name: value for name, value in given.items() if value is not None})

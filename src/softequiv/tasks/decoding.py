@@ -77,10 +77,9 @@ def pixels(picture: Any) -> Tensor:
     return torch.from_numpy(values.reshape(*values.shape[:2], -1).transpose(2, 0, 1).copy())
 
 
-def middle(picture: Any, size: int, crop: float = 1.0, resample: int = BILINEAR) -> Any:
-    """The shorter side becomes size / crop pixels, and the middle square of size x size is cut out; black is around
-    it where it is larger, crop > 1. Rounded as transformers does."""
-    shorter = max(1, round(size / crop))
+def middle(picture: Any, size: int, shorter: int, resample: int = BILINEAR) -> Any:
+    """The shorter side becomes so many pixels, and the middle square of size x size is cut out; black is around it
+    where it is larger. Rounded as transformers does."""
     width, height = (shorter * side // min(picture.size) for side in picture.size)
     if width * height > LARGEST:
         raise SoftEquivError(
@@ -115,5 +114,5 @@ def anywhere(
             found = picture.resize((size, size), resample, box=(left, top, left + w, top + h))
             break
     else:
-        found = middle(picture, size, resample=resample)
+        found = middle(picture, size, size, resample)
     return found.transpose(0) if random.random() < 0.5 else found  # pillow's number 0: left to right

@@ -82,8 +82,9 @@ class Labelled:
 
     def cut(self, picture: Any, random: Random) -> Tensor:
         """The square of a decoded picture, (C, size, size) uint8."""
-        square = anywhere(picture, self.size, random) if self.crops else middle(picture, self.size, self.crop)
-        return pixels(square)
+        if self.crops:
+            return pixels(anywhere(picture, self.size, random))
+        return pixels(middle(picture, self.size, max(1, round(self.size / self.crop))))
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from softequiv._files import path_of
 from softequiv.errors import SoftEquivError
 from softequiv.measure.functional import IGNORE_INDEX
 from softequiv.measure.progress import progress
-from softequiv.tasks.decoding import BILINEAR, NEAREST, check_pillow, check_side, decoded, is_picture, pixels
+from softequiv.tasks.decoding import BILINEAR, MODES, NEAREST, check_pillow, check_side, decoded, is_picture, pixels
 from softequiv.tasks.files import Files, Normalised
 from softequiv.tasks.folders import IMAGENET
 from softequiv.tasks.labels import check_inside, numbered_lines
@@ -64,7 +64,8 @@ class Values:
 @dataclass(frozen=True)
 class Fitted:
     """A picture and its mask in a square: the longer side becomes `size` pixels, and what is left over, the same on
-    both sides, is of colour `fill` and belongs to no class. No pixel is lost, and circles remain circles."""
+    both sides, is of colour `fill` and belongs to no class. No pixel is lost, and circles remain circles. Pictures have
+    as many channels as `fill`."""
 
     size: int
     values: Values
@@ -74,7 +75,8 @@ class Fitted:
         check_side(self.size)
 
     def __call__(self, source: Path, target: Path, random: Random) -> tuple[Tensor, Tensor]:
-        picture, mask = decoded(source, "RGB"), numbered(target)
+        mode = MODES[len(self.fill)]
+        picture, mask = decoded(source, mode), numbered(target)
         if mask.size != picture.size:
             raise SoftEquivError(
                 f"{target} is {mask.size[0]} x {mask.size[1]} and {source} {picture.size[0]} x {picture.size[1]} "
@@ -83,7 +85,7 @@ class Fitted:
         from PIL import Image
 
         labels = Image.fromarray(self.values(numpy.asarray(mask), target))
-        frame = Image.new("RGB", (self.size, self.size), self.fill)
+        frame = Image.new(mode, (self.size, self.size), self.fill)
         around = Image.new("L", (self.size, self.size), IGNORE_INDEX)
         scale = self.size / max(picture.size)
         inner = tuple(max(1, round(side * scale)) for side in picture.size)

@@ -25,12 +25,13 @@ from softequiv.tasks.cifar import HUNDRED, TEN, cifar10, cifar100
 from softequiv.tasks.classification import Classification
 from softequiv.tasks.decoding import MODES, check_pillow, decoded
 from softequiv.tasks.files import Files, Normalised, Read
-from softequiv.tasks.folders import IMAGENET, split_folder
+from softequiv.tasks.folders import split_folder
 from softequiv.tasks.hub import Row, hub_splits
 from softequiv.tasks.images import class_count, class_numbers, own_names
 from softequiv.tasks.masks import Fitted, ade20k, camvid, mask_folders, voc
 from softequiv.tasks.mnist import MEAN, STD, mnist
 from softequiv.tasks.preparation import (
+    USUAL,
     Preparation,
     Processed,
     Squares,
@@ -174,7 +175,8 @@ def _shown(task: Classification, prepare: Sized) -> Opened:
     side, own = task.train.inputs.shape[-1], prepare.normalised
     framed = side + 2 * own.pad
     shown = replace(task, train=part(task.train), validation=part(task.validation), test=part(task.test))
-    return Opened(shown, Squares(prepare.size or framed, own.mean, own.std, crop=framed / side))
+    size = prepare.size or framed
+    return Opened(shown, Squares(size, round(size * side / framed), own.mean, own.std))
 
 
 def pictures_and_masks(folder: Path, **settings: Any) -> Segmentation:
@@ -187,11 +189,11 @@ def _masks(read: Callable[..., Segmentation], path: Path, wants: Wanted, seed: i
     the middle square."""
     sized = {"size": wants.size} if wants.size else {}
     split = {} if read is camvid else {"seed": seed}  # CamVid comes split
-    normalised = wants.normalised or IMAGENET
+    normalised = wants.normalised or USUAL[wants.channels]
     task = read(path, prepare=normalised, **sized, **split)
     assert isinstance(task.train, Files) and isinstance(task.train.read, Fitted)
-    squares = Squares(task.train.read.size, normalised.mean, normalised.std)
-    return Opened(task, wants.processed or squares)
+    size = task.train.read.size
+    return Opened(task, wants.processed or Squares(size, size, normalised.mean, normalised.std))
 
 
 READERS: dict[str, Callable[[Path, Wanted, int], Opened]] = {

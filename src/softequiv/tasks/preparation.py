@@ -5,6 +5,7 @@ used is told in the words of these files, so that it can lie beside the trained 
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,19 +29,22 @@ PROCESSOR = "BitImageProcessor"  # of transformers: the shorter side scaled, the
 
 @dataclass(frozen=True)
 class Squares:
-    """The shorter side becomes size / crop pixels, the middle square is cut out; (x - mean) / std with x in [0, 1].
+    """The shorter side becomes `shorter` pixels, or both where `squashed`, and the middle square of size x size is cut
+    out; (x - mean) / std with x in [0, 1].
 
-    Where crop is above 1 the square is larger than the scaled picture, and black around it.
+    Where the square is larger than the scaled picture, black is around it.
     """
 
     size: int
+    shorter: int
     mean: tuple[float, ...] = (0.0,)
     std: tuple[float, ...] = (1.0,)
-    crop: float = 1.0
     resample: int = BILINEAR
+    squashed: bool = False
 
     def __call__(self, picture: Any) -> Tensor:
-        square = pixels(middle(picture, self.size, self.crop, self.resample))
+        scaled = picture.resize((self.shorter, self.shorter), self.resample) if self.squashed else picture
+        square = pixels(middle(scaled, self.size, self.shorter, self.resample))
         mean, std = (torch.tensor(values)[:, None, None] for values in (self.mean, self.std))
         return (square / 255 - mean) / std
 
@@ -80,7 +84,7 @@ def preparation(model: nn.Module, size: int | None = None) -> tuple[Preparation,
     own = processed(model, size)
     if own is not None:
         return own, ""
-    side, crop = frame(settings, path) if size is None else (size, 1.0)
+    side, shorter = frame(settings, path) if size is None else (size, size)
     side = side or config_size(model)
     if side is None:
         raise SoftEquivError("the model does not say how large its pictures are; give --size")
@@ -88,7 +92,7 @@ def preparation(model: nn.Module, size: int | None = None) -> tuple[Preparation,
     mean, std = (", ".join(map(str, values)) for values in (normalised.mean, normalised.std))
     note = f"no {PREPROCESSOR} beside the model: the mean {mean} and deviation {std} of its pictures are guessed"
     resample = settings.get("resample", BILINEAR)
-    return Squares(side, normalised.mean, normalised.std, crop, resample), "" if known else note
+    return Squares(side, shorter or side, normalised.mean, normalised.std, resample), "" if known else note
 
 
 def processed(model: nn.Module, size: int | None) -> Processed | None:
@@ -100,7 +104,7 @@ def processed(model: nn.Module, size: int | None) -> Processed | None:
 def described(prepared: Preparation, model: nn.Module) -> Settings | None:
     """A preparation in the words of the file beside such a model; None where the model's own file stands for it.
 
-    >>> described(Squares(28, crop=0.875), nn.Conv2d(3, 8, 3))["size"]
+    >>> described(Squares(28, 32), nn.Conv2d(3, 8, 3))["size"]
     {'shortest_edge': 32}
     """
     if isinstance(prepared, Processed):
@@ -110,12 +114,17 @@ def described(prepared: Preparation, model: nn.Module) -> Settings | None:
     if timm_settings(model):
         name = next((name for name, number in NAMES.items() if number == prepared.resample), "bilinear")
         shape = (channels, prepared.size, prepared.size)
-        return {"input_size": shape, "interpolation": name, "crop_pct": prepared.crop, "mean": mean, "std": std}
+        share = prepared.size / prepared.shorter
+        if math.floor(prepared.size / share) < prepared.shorter:  # rounding; timm would scale to a pixel less
+            share = math.nextafter(share, 0)
+        mode = "squash" if prepared.squashed else "center"
+        scaled = {"interpolation": name, "crop_pct": share, "crop_mode": mode}
+        return {"input_size": shape, **scaled, "mean": mean, "std": std}
     return {
         "image_processor_type": PROCESSOR,
         "do_convert_rgb": channels == 3,
         "do_resize": True,
-        "size": {"shortest_edge": round(prepared.size / prepared.crop)},
+        "size": {"shortest_edge": prepared.shorter},
         "resample": prepared.resample,
         "do_center_crop": True,
         "crop_size": {"height": prepared.size, "width": prepared.size},
@@ -130,7 +139,7 @@ def described(prepared: Preparation, model: nn.Module) -> Settings | None:
 def normalised(prepared: Preparation) -> Normalised:
     """How the numbers of a prepared picture came from bytes.
 
-    >>> normalised(Squares(28, (0.5,), (0.25,)))
+    >>> normalised(Squares(28, 28, (0.5,), (0.25,)))
     Normalised(mean=(0.5,), std=(0.25,), pad=0)
     """
     if isinstance(prepared, Squares):
@@ -153,11 +162,19 @@ def timm_settings(model: nn.Module) -> Settings:
 
 
 def timm_preparation(settings: Settings, size: int | None) -> Squares:
-    """As timm evaluates."""
-    side = size or int(settings["input_size"][-1])
+    """As timm evaluates, to a pixel where the margins are uneven; middle squares of a size that is asked for."""
+    normalised = tuple(settings["mean"]), tuple(settings["std"])
     resample = NAMES.get(settings.get("interpolation", "bilinear"), BILINEAR)
-    crop = 1.0 if size else float(settings.get("crop_pct") or 1.0)
-    return Squares(side, tuple(settings["mean"]), tuple(settings["std"]), crop, resample)
+    if size:
+        return Squares(size, size, *normalised, resample)
+    side, mode = int(settings["input_size"][-1]), settings.get("crop_mode") or "center"
+    if mode not in ("center", "squash"):
+        raise SoftEquivError(
+            f"the model's pictures are cut with timm's crop_mode {mode!r}, which is not known; give --size for middle "
+            "squares"
+        )
+    shorter = max(1, math.floor(side / float(settings.get("crop_pct") or 1.0)))
+    return Squares(side, shorter, *normalised, resample, mode == "squash")
 
 
 @contextlib.contextmanager

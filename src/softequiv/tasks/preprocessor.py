@@ -84,15 +84,15 @@ def normalisation(settings: Settings, path: Path, channels: int) -> Normalised:
     return Normalised(scaled[0], scaled[1])
 
 
-def frame(settings: Settings, path: Path) -> tuple[int | None, float]:
-    """The side of the squares that settings ask for, and how much of the scaled picture's shorter side that is.
+def frame(settings: Settings, path: Path) -> tuple[int | None, int | None]:
+    """The side of the squares that settings ask for, and the shorter side of the scaled pictures they are cut from.
 
     >>> frame({"size": {"shortest_edge": 32}, "do_center_crop": True, "crop_size": 24}, Path("file"))
-    (24, 0.75)
+    (24, 32)
     """
     scaled = _side(settings.get("size"), path) if settings.get("do_resize", True) else None
     cut = _side(settings.get("crop_size"), path) if settings.get("do_center_crop") else None
-    return cut or scaled, cut / scaled if cut and scaled else 1.0
+    return cut or scaled, scaled or cut
 
 
 def _side(entry: Any, path: Path) -> int | None:

@@ -1,4 +1,4 @@
-"""What is the average of the weights along a training? a <- decay a + (1 - decay) W after every step."""
+"""What is the average of the weights along a training? a <- d a + (1 - d) W after every step, d growing to a decay."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from softequiv.nn.weight import filter_all, projected_weights
 
 
 class Average:
-    """An exponential average of all weights and buffers; whole numbers are taken as they are.
+    """An exponential average of all weights and buffers; whole numbers are taken as they are. After t steps the decay
+    is min(decay, (1 + t) / (10 + t)): the first weights are forgotten in short trainings too.
 
     Weights that are held to an error target form a cone, which their averages may leave: these are projected too.
 
@@ -21,10 +22,10 @@ class Average:
     >>> _ = net.weight.data.fill_(0.0)
     >>> average = Average(net, 0.75)
     >>> _ = net.weight.data.fill_(1.0)
-    >>> average.update()
+    >>> average.update(2)
     >>> with average.worn():
     ...     net.weight.item()
-    0.25
+    0.75
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
@@ -33,12 +34,13 @@ class Average:
         self.soft = projected_weights(model)
 
     @torch.no_grad()
-    def update(self) -> None:
-        """Take in the weights as they are now."""
+    def update(self, step: int) -> None:
+        """Take in the weights as they are after so many steps."""
+        decay = min(self.decay, (1 + step) / (10 + step))
         for name, value in self.model.state_dict().items():
             own = self.values[name]
             if own.is_floating_point():
-                own.lerp_(value, 1 - self.decay)
+                own.lerp_(value, 1 - decay)
             else:
                 own.copy_(value)
         filter_all((self.values[w.name], w.filtered) for w in self.soft if isinstance(w.filtered.held, Cone))

@@ -12,6 +12,7 @@ from softequiv.asking.answers import asked, at_home, evaluating
 from softequiv.errors import SoftEquivError
 from softequiv.tasks.classification import Classification
 from softequiv.tasks.segmentation import Segmentation
+from softequiv.training.parameters import head_names
 
 
 def check_answers(model: nn.Module, task: Classification | Segmentation) -> None:
@@ -34,7 +35,8 @@ def check_answers(model: nn.Module, task: Classification | Segmentation) -> None
 
 
 def new_head(model: nn.Module, classes: int, names: Sequence[str] = (), *, seed: int = 0) -> None:
-    """Replace the layer that gives the scores by one of so many classes, drawn anew by seed, in place.
+    """Replace the layer that gives the scores by one of so many classes, drawn anew by seed, in place; where answers
+    are the mean of two such layers, both, and that of an auxiliary head too.
 
     >>> net = nn.Sequential(nn.Flatten(), nn.Linear(4, 10))
     >>> new_head(net, 3)
@@ -46,10 +48,10 @@ def new_head(model: nn.Module, classes: int, names: Sequence[str] = (), *, seed:
         if callable(getattr(model, "reset_classifier", None)):  # timm's own way
             model.reset_classifier(classes)  # type: ignore[operator]
             return
-        place, old = last_layer(model)
-        fresh = _alike(old, classes).to(old.weight.device, old.weight.dtype)
-    parent, _, attribute = place.rpartition(".")
-    setattr(model.get_submodule(parent), attribute, fresh)
+        fresh = {place: _alike(model, place, classes) for place in head_names(model) or [""]}
+    for place, layer in fresh.items():
+        parent, _, attribute = place.rpartition(".")
+        setattr(model.get_submodule(parent), attribute, layer)
     name_classes(model, list(names) or [f"LABEL_{number}" for number in range(classes)])
     if hasattr(model, "num_labels"):
         model.num_labels = classes  # type: ignore[assignment]
@@ -62,24 +64,17 @@ def name_classes(model: nn.Module, names: Sequence[str]) -> None:
         config.id2label, config.label2id = dict(enumerate(names)), {name: number for number, name in enumerate(names)}
 
 
-def last_layer(model: nn.Module) -> tuple[str, nn.Linear | nn.Conv2d]:
-    """The layer that gives the scores, and its name: the last linear one, or the last of all where it is a 1 x 1
-    convolution."""
-    found = [
-        (name, module)
-        for name, module in model.named_modules()
-        if isinstance(module, nn.Linear) or (isinstance(module, nn.Conv2d) and module.kernel_size == (1, 1))
-    ]
-    if not found or not found[-1][0]:
+def _alike(model: nn.Module, place: str, classes: int) -> nn.Linear | nn.Conv2d:
+    """A layer like that of a name, for so many classes."""
+    old = model.get_submodule(place)
+    fresh: nn.Linear | nn.Conv2d | None = None
+    if place and isinstance(old, nn.Linear):
+        fresh = nn.Linear(old.in_features, classes, old.bias is not None)
+    if place and isinstance(old, nn.Conv2d) and old.kernel_size == (1, 1):
+        fresh = nn.Conv2d(old.in_channels, classes, 1, bias=old.bias is not None)
+    if fresh is None:
         raise SoftEquivError(
             f"{type(model).__name__} has no layer inside that could be its head; build one with the right number of "
             "classes"
         )
-    return found[-1]
-
-
-def _alike(old: nn.Linear | nn.Conv2d, classes: int) -> nn.Linear | nn.Conv2d:
-    bias = old.bias is not None
-    if isinstance(old, nn.Linear):
-        return nn.Linear(old.in_features, classes, bias)
-    return nn.Conv2d(old.in_channels, classes, 1, bias=bias)
+    return fresh.to(next(old.parameters()))

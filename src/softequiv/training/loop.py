@@ -51,7 +51,9 @@ Objective = Callable[[nn.Module, Tensor, Tensor, Loss, torch.Generator], Tensor]
 Transform = Callable[[Tensor, Tensor, torch.Generator], tuple[Tensor, Tensor]]
 
 CHECKPOINT, LOG = "training.safetensors", "log.jsonl"
-ORDER = -1  # the stream of numbers that orders the examples; the batches of a step have those from 0
+# the streams of numbers that order the examples, and that drop out in the batches, downwards; the batches of a step
+# draw from those from 0, and what is dropped must not depend on how a picture was varied
+ORDER, DROPOUT = -1, -2
 OVER, SLACK = "over the target", 0.2  # of a target that an objective holds: the running error above it, as a part of it
 LARGE_PRIME, MASK = 1_000_003, 2**63 - 1
 
@@ -105,13 +107,16 @@ def fit(
     """
     run = _Run(model, task, recipe, moves, objective, transform, folder, after_step)
     steps = range(run.standing.step, recipe.epochs * run.per_epoch)
-    try:
-        for step in progress(steps, "training", len(steps)):
-            run.take(step)
-            run.look(step)
-        return run.finish()
-    finally:
-        run.leave()
+    device = run.accelerator.device
+    # every step seeds what dropout draws from; what the caller draws next must not be the same after every training
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        try:
+            for step in progress(steps, "training", len(steps)):
+                run.take(step)
+                run.look(step)
+            return run.finish()
+        finally:
+            run.leave()
 
 
 @dataclass
@@ -217,7 +222,7 @@ class _Run:
         for number in range(accelerator.process_index, self.step.batches, processes):
             chosen = batches[number]
             generator = _seeded(recipe.seed, step, number)
-            _seed_dropout(generator.initial_seed(), accelerator.device)
+            _seed_dropout(_seed(recipe.seed, step, DROPOUT - number), accelerator.device)
             x, y = self.task.train.in_epoch(epoch).batch(chosen)
             x = x.float() if x.dtype in HALF else x
             if self.transform is not None:
@@ -237,7 +242,7 @@ class _Run:
         for call in self.after_step:
             call(step + 1)
         if self.average:
-            self.average.update()
+            self.average.update(step + 1)
         self.standing.step = step + 1
 
     def look(self, step: int) -> None:
@@ -432,5 +437,9 @@ def _seed_dropout(seed: int, device: torch.device) -> None:
 
 
 def _seeded(seed: int, step: int, stream: int) -> torch.Generator:
-    """The numbers of one step in one stream: a process, or the order of examples."""
-    return torch.Generator().manual_seed((seed * LARGE_PRIME + step) * LARGE_PRIME + stream & MASK)
+    """The numbers of one step in one stream."""
+    return torch.Generator().manual_seed(_seed(seed, step, stream))
+
+
+def _seed(seed: int, step: int, stream: int) -> int:
+    return (seed * LARGE_PRIME + step) * LARGE_PRIME + stream & MASK

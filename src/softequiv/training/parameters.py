@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Callable
 from itertools import accumulate
 from typing import Any
 
@@ -11,7 +12,10 @@ from torch import nn
 
 from softequiv.baselines.canonical import Canonical
 from softequiv.errors import SoftEquivError
+from softequiv.tasks.images import class_count
 from softequiv.training.recipe import Recipe
+
+AUXILIARY = {"auxiliary_head", "aux_classifier"}  # of segmenters of transformers and torchvision
 
 
 def optimizer_of(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
@@ -35,12 +39,12 @@ def parameter_groups(model: nn.Module, recipe: Recipe) -> list[dict[str, Any]]:
     learning = [(name, weight) for name, weight in model.named_parameters() if weight.requires_grad]
     if not learning:
         raise SoftEquivError("no weight of this model learns (requires_grad is False everywhere); unfreeze some")
-    head, depths = head_name(model), depths_of(model)
-    below = {place_of(name) for name, _ in model.named_parameters()} - {head}
+    heads, depths = head_names(model), depths_of(model)
+    below = {place_of(name) for name, _ in model.named_parameters()} - {*heads}
     top = max((depths[place] for place in below), default=-1) + 1
     groups: dict[tuple[float, float], list[nn.Parameter]] = defaultdict(list)
     for name, weight in learning:
-        in_head = place_of(name) == head
+        in_head = place_of(name) in heads
         depth = top if in_head else depths[place_of(name)]
         rate = recipe.rate * recipe.layer_decay ** (top - depth)
         if in_head and recipe.head_rate is not None:
@@ -66,21 +70,37 @@ def depths_of(model: nn.Module) -> dict[str, int]:
 
 
 def blocks_of(model: nn.Module) -> list[str]:
-    """Numbered modules of several matrices that hold no other such module; where there are none, those of one.
+    """The innermost numbered modules of several matrices that stand in a row of such, or inside no other; where there
+    are none, numbered ones of one matrix.
 
-    Stages hold blocks, and the numbered layers inside a block, or beside each other in a head, have one matrix each.
+    Stages hold blocks. The layers of a block, or beside each other in a head, have one matrix each, and where one of
+    them has more, as squeeze and excitation has, the layers beside it say that it is no block. Numbers may stand at
+    the end of names, as in `denselayer1`, where none stands alone.
 
     >>> stage = nn.Sequential(*(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)) for _ in range(2)))
     >>> blocks_of(nn.ModuleDict({"stages": nn.ModuleList([stage]), "heads": nn.ModuleList([nn.Linear(2, 2)])}))
     ['stages.0.0', 'stages.0.1']
     """
-    matrices: Counter[str] = Counter()
+    alone, ending = (_matrices(model, digits) for digits in (str.isdigit, lambda part: part[-1:].isdigit()))
+    matrices = next((found for found in (alone, ending) if max(found.values(), default=0) > 1), alone)
+    several = [place for place, count in matrices.items() if count > 1] or list(matrices)
+    layers = {_row(place) for place, count in matrices.items() if count == 1}
+    found = [p for p in several if _row(p) not in layers or not any(p.startswith(f"{other}.") for other in several)]
+    return [place for place in found if not any(other.startswith(f"{place}.") for other in found)]
+
+
+def _matrices(model: nn.Module, numbered: Callable[[str], bool]) -> Counter[str]:
+    """How many matrices each numbered module holds, in their order."""
+    found: Counter[str] = Counter()
     for name, weight in model.named_parameters():
         parts = place_of(name).split(".")
         if weight.ndim > 1:
-            matrices.update(".".join(parts[: end + 1]) for end, part in enumerate(parts) if part.isdigit())
-    found = [place for place, count in matrices.items() if count > 1] or list(matrices)
-    return [place for place in found if not any(other.startswith(f"{place}.") for other in found)]
+            found.update(".".join(parts[: end + 1]) for end, part in enumerate(parts) if numbered(part))
+    return found
+
+
+def _row(place: str) -> str:
+    return place.rpartition(".")[0]
 
 
 def place_of(name: str) -> str:
@@ -94,13 +114,42 @@ def place_of(name: str) -> str:
     return ".".join(parts[:end])
 
 
-def head_name(model: nn.Module) -> str:
-    """The last module with weights of its own: what turns features into answers.
+def head_names(model: nn.Module) -> list[str]:
+    """The layers that turn features into scores: first the last module with weights of its own, of those that give as
+    many scores as the model has classes, if any do; then the one beside it that learnt from a teacher, since answers
+    are the mean of both, and that of an auxiliary head.
 
-    >>> head_name(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2)))
-    '2'
+    >>> head_names(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2)))
+    ['2']
+    >>> head_names(nn.ModuleDict({name: nn.Linear(2, 2) for name in ("body", "head", "head_dist", "aux_classifier")}))
+    ['head_dist', 'head', 'aux_classifier']
     """
     if isinstance(model, Canonical):  # its scorer comes after the model that answers
-        return f"model.{head_name(model.model)}"
+        return [f"model.{name}" for name in head_names(model.model)]
     owners = {place_of(name) for name, _ in model.named_parameters()}
-    return next((place for place, _ in reversed([*model.named_modules()]) if place in owners), "")
+    modules = {place: module for place, module in model.named_modules() if place in owners}
+    count = class_count(model)
+    scoring = [place for place, module in modules.items() if count and count == _outputs(module)]
+    places = scoring or [*modules]
+    auxiliary = [place for place in places if AUXILIARY & {*place.split(".")}]
+    others = [place for place in places if place not in auxiliary]
+    if not others:
+        return auxiliary[-1:]
+    last = others[-1]
+    return [last, *(place for place in others if _twins(place, last)), *auxiliary[-1:]]
+
+
+def _outputs(module: nn.Module) -> int | None:
+    found: int | None = getattr(module, "out_features", None) or getattr(module, "out_channels", None)
+    return found
+
+
+def _twins(one: str, other: str) -> bool:
+    """Whether two names differ in one part, and there by a word for what a teacher taught: head and head_dist, or
+    cls_classifier and distillation_classifier."""
+    parts = one.split("."), other.split(".")
+    differ = [[{*part.split("_")} for part in pair] for pair in zip(*parts, strict=False) if pair[0] != pair[1]]
+    if len(parts[0]) != len(parts[1]) or len(differ) != 1:
+        return False
+    mine, theirs = differ[0]
+    return bool(mine & theirs) and any(word.startswith("dist") for word in mine ^ theirs)

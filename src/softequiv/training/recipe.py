@@ -7,7 +7,7 @@ import json
 import math
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal, get_args
 
 from softequiv._files import read_json
@@ -28,7 +28,10 @@ class Recipe:
     weights, `layer_decay` multiplies the rate once for every block from that layer down, across stages; the stem is
     below all blocks, and what stands behind the last one learns as it does. Decoupled weight decay (adamw) leaves
     biases and other vectors alone, as usual; adam and sgd decay every weight. `ema` evaluates and keeps an exponential
-    average of the weights. The model that is kept is the best on the validation examples, or the last one.
+    average of the weights, whose decay after t steps is min(ema, (1 + t) / (10 + t)), so that short runs forget their
+    first weights too. An epoch goes through the examples in an order of its own and leaves out what is left over of
+    whole batches: 100 examples make one batch of 64. The model that is kept is the best on the validation examples, or
+    the last one.
 
     >>> recipe = Recipe(epochs=3, rate=1e-3)
     >>> Recipe.parse(recipe.to_json()) == recipe
@@ -116,8 +119,9 @@ class Recipe:
         return json.dumps(asdict(self), indent=1)
 
     @classmethod
-    def parse(cls, text: str) -> Recipe:
-        """The recipe of a JSON text; unknown settings are refused with the nearest known name."""
+    def parse(cls, text: str, usual: Recipe | None = None) -> Recipe:
+        """The recipe of a JSON text; what it leaves out is as in the usual one. Unknown settings are refused with the
+        nearest known name."""
         try:
             told = read_json(text)
         except ValueError as problem:
@@ -126,11 +130,11 @@ class Recipe:
             ) from problem
         if not isinstance(told, dict):
             raise SoftEquivError(f"a recipe is a JSON object of settings; got {type(told).__name__}")
-        return cls.of(told)
+        return cls.of(told, usual)
 
     @classmethod
-    def of(cls, settings: Mapping[str, Any]) -> Recipe:
-        """The recipe of settings by name."""
+    def of(cls, settings: Mapping[str, Any], usual: Recipe | None = None) -> Recipe:
+        """The recipe of settings by name; what they leave out is as in the usual one."""
         if not isinstance(settings, Mapping):
             raise SoftEquivError(f"settings are a mapping from names to values; got {type(settings).__name__}")
         known = [field.name for field in fields(cls)]
@@ -139,4 +143,4 @@ class Recipe:
                 near = difflib.get_close_matches(str(name), known, 1)
                 hint = f"; did you mean {near[0]}?" if near else f"; the settings are {', '.join(known)}"
                 raise SoftEquivError(f"a recipe has no setting {name!r}{hint}")
-        return cls(**settings)
+        return replace(usual or cls(), **settings)
