@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +20,15 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
 from softequiv._files import path_of, read_json, written_whole
+from softequiv._linalg import Frozen
 from softequiv.adapt.plan import plan
 from softequiv.adapt.soften import carry_out
-from softequiv.errors import SoftEquivError
+from softequiv.errors import GroupError, SoftEquivError
 from softequiv.gains import Gain, hard, least_distortion, schur, smooth, softness
 from softequiv.groups import Angle, parse_group
 from softequiv.nn import SoftWeight, project, set_gain, soft_weights
-from softequiv.nn.weight import whole
-from softequiv.reps import Action, Cube, Rep, Square
+from softequiv.nn.weight import PLAIN, Soft, whole
+from softequiv.reps import Action, Cube, Matrices, Rep, Square
 
 WEIGHTS, RECIPE, FORMAT = "model.safetensors", "softequiv.json", 1
 CHECKSUM = "sha256"  # the recipe's entry for the bytes of the parameters' file
@@ -117,7 +118,6 @@ def recipe(model: nn.Module) -> dict[str, Any]:
     if not weights:
         raise SoftEquivError("this model has no soft weights; use the model's own way to save it")
     refuse_two_ways(weights)
-    reps = {name: weight.soft.rep for name, weight in weights.items()}
     flat = {
         name.rpartition(".")[0]: [weight.soft.layout.channels, *weight.soft.rep.shape]
         for name, weight in weights.items()
@@ -131,14 +131,51 @@ def recipe(model: nn.Module) -> dict[str, Any]:
         "mode": first.filtered.mode,
         "grids": flat,
         "weights": {
-            name: {
-                "representation": str(reps[name]),
-                "shape": list(weight.stored.shape),
-                "gain": written(weight.soft.gain),
-            }
+            name: described(weight.soft, weight.stored.shape) | {"gain": written(weight.soft.gain)}
             for name, weight in weights.items()
         },
     }
+
+
+def described(soft: Soft, shape: Sequence[int]) -> dict[str, Any]:
+    """Which weight of which space this is, as JSON can hold it; `layout` has what is not plain."""
+    layout = dataclasses.asdict(soft.layout)
+    return {
+        "representation": str(soft.rep),
+        "matrices": fingerprint(soft.rep),
+        "layout": {key: value for key, value in layout.items() if value != getattr(PLAIN, key)},
+        "shape": list(shape),
+    }
+
+
+def fingerprint(rep: Rep) -> str | None:
+    """The sha256 of the matrices that a user gave for a space or its group, to nine decimals; nothing where names say
+    all.
+    """
+    given = users_matrices(rep)
+    try:
+        named = parse_group(rep.group.name) == rep.group
+    except GroupError:
+        named = False
+    if not named:
+        given += [rep.group.lie, rep.group.steps]
+    digests = b"".join(Frozen(matrices.round(decimals=9)).digest for matrices in given)
+    return hashlib.sha256(digests).hexdigest() if given else None
+
+
+def users_matrices(rep: Rep) -> list[Tensor]:
+    """The generators of every part of a space that a user gave."""
+    own = [rep.lie(), rep.steps()] if isinstance(rep, Matrices) else []
+    return own + [matrices for part in rep.parts for matrices in users_matrices(part)]
+
+
+def missed(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> list[str]:
+    """Where two descriptions of a weight differ; files of before may lack an entry."""
+    return [
+        f"{key} {theirs[key]} in the checkpoint, {value} here"
+        for key, value in ours.items()
+        if key in theirs and theirs[key] != value
+    ]
 
 
 def refuse_two_ways(weights: Mapping[str, SoftWeight]) -> None:
@@ -292,12 +329,9 @@ def apply_recipe(model: nn.Module, wanted: Mapping[str, Any]) -> None:
     todo = plan(model, parse_group(wanted["group"]), softness=1.0, only=names, grids=grids, action=wanted["action"])
     planned = {weight.found.name: weight for weight in todo.weights}
     for name, entry in wanted["weights"].items():
-        weight = planned[name]
-        if (str(weight.soft.rep), list(weight.shape)) != (entry["representation"], entry["shape"]):
-            raise SoftEquivError(
-                f"{name}: the checkpoint has {entry['representation']} {entry['shape']}, the model "
-                f"{weight.soft.rep} {list(weight.shape)}"
-            )
+        differences = missed(entry, described(planned[name].soft, planned[name].shape))
+        if differences:
+            raise SoftEquivError(f"the checkpoint does not fit the model: {name}: {'; '.join(differences)}")
     gains = {name: read_gain(entry["gain"]) for name, entry in wanted["weights"].items()}
     for name, weight in planned.items():
         gains[name].on(weight.soft.rep)  # one that does not fit is refused before anything changes
@@ -316,11 +350,7 @@ def refuse_difference(own: Mapping[str, Any], wanted: Mapping[str, Any]) -> None
     theirs, ours = wanted["weights"], own["weights"]
     differences += [f"{name} is soft in one of them only" for name in sorted(set(theirs) ^ set(ours))]
     differences += [
-        f"{name}: {key} {theirs[name].get(key)} in the checkpoint, {value} here"
-        for name in ours
-        if name in theirs
-        for key, value in ours[name].items()
-        if theirs[name].get(key) != value
+        f"{name}: {difference}" for name in ours if name in theirs for difference in missed(theirs[name], ours[name])
     ]
     if differences:
         raise SoftEquivError("the checkpoint was made by another recipe: " + "; ".join(differences[:5]))
