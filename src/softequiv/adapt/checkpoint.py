@@ -170,11 +170,11 @@ def users_matrices(rep: Rep) -> list[Tensor]:
 
 
 def missed(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> list[str]:
-    """Where two descriptions of a weight differ; files of before may lack an entry."""
+    """Where two descriptions of a weight differ but for its gain; files of before may lack an entry."""
     return [
         f"{key} {theirs[key]} in the checkpoint, {value} here"
         for key, value in ours.items()
-        if key in theirs and theirs[key] != value
+        if key != "gain" and key in theirs and theirs[key] != value
     ]
 
 
@@ -263,8 +263,8 @@ def checksum(path: Path) -> str:
 
 
 def load(model: nn.Module, folder: str | Path) -> nn.Module:
-    """Soften a plain model as the folder's recipe says and load its parameters; a soft model must have the same
-    recipe.
+    """Soften a plain model as the folder's recipe says and load its parameters; a soft model must have the same recipe
+    but for its gains, which are set to those of the folder.
     """
     home = path_of(folder)
     wanted, tensors = read_recipe(home / RECIPE), read_tensors(home / WEIGHTS)
@@ -273,14 +273,30 @@ def load(model: nn.Module, folder: str | Path) -> nn.Module:
             f"{home / WEIGHTS} is not the file of which {RECIPE} has the checksum: it was damaged or changed; copy "
             f"both again, or where you changed it yourself take the entry {CHECKSUM!r} out of {RECIPE}"
         )
-    soft = next(soft_weights(model), None) is not None
-    if soft:
+    reps = {weight.name: weight.soft.rep for weight in soft_weights(unwrapped(model))}
+    if reps:
         refuse_difference(recipe(model), wanted)
     refuse_misfits(model, tensors)
-    if not soft:
+    if reps:  # gains are state: training may turn the dial
+        set_gains(unwrapped(model), read_gains(wanted, reps))
+    else:
         apply_recipe(unwrapped(model), wanted)
     copy_tensors(model, tensors)
     return model
+
+
+def read_gains(wanted: Mapping[str, Any], reps: Mapping[str, Rep]) -> dict[str, Gain]:
+    """The gains of a recipe; one that does not fit its space is refused."""
+    gains = {name: read_gain(entry["gain"]) for name, entry in wanted["weights"].items()}
+    for name, rep in reps.items():
+        gains[name].on(rep)
+    return gains
+
+
+def set_gains(model: nn.Module, gains: Mapping[str, Gain]) -> None:
+    """Give each soft weight its gain."""
+    for weight in soft_weights(model):
+        set_gain(weight, gains[weight.name])
 
 
 def refuse_missing(path: Path) -> None:
@@ -332,16 +348,13 @@ def apply_recipe(model: nn.Module, wanted: Mapping[str, Any]) -> None:
         differences = missed(entry, described(planned[name].soft, planned[name].shape))
         if differences:
             raise SoftEquivError(f"the checkpoint does not fit the model: {name}: {'; '.join(differences)}")
-    gains = {name: read_gain(entry["gain"]) for name, entry in wanted["weights"].items()}
-    for name, weight in planned.items():
-        gains[name].on(weight.soft.rep)  # one that does not fit is refused before anything changes
+    gains = read_gains(wanted, {name: weight.soft.rep for name, weight in planned.items()})
     carry_out(model, todo, wanted["mode"])
-    for own in soft_weights(model):
-        set_gain(own, gains[own.name])
+    set_gains(model, gains)
 
 
 def refuse_difference(own: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
-    """Spell out where two recipes differ."""
+    """Spell out where two recipes differ in more than gains."""
     differences = [
         f"{key}: {wanted.get(key)!r} in the checkpoint, {own[key]!r} here"
         for key in own
