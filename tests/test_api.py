@@ -14,8 +14,8 @@ REPS = "Rep scalar vector tensor regular frequency spin grid representation lift
 SPECTRA = "Spectrum Filter spectrum dense"
 GAINS = "hard smooth schur softness least_distortion"
 MODELS = (
-    "Plan plan soften set_softness bake save load open_model save_model stored_tensors load_tensors hold project "
-    "soft_weights filtered_together"
+    "Plan plan soften set_softness set_error bake save load open_model save_model stored_tensors load_tensors hold "
+    "project soft_weights filtered_together"
 )
 ACTIONS = "Acts Moves Pictures Points Still Tokens Vectors"
 GUARANTEES = (
