@@ -66,6 +66,7 @@ from softequiv.measure import Attribution, Measurement, attribute, measure
 from softequiv.nn import filtered_together, hold, project, soft_weights
 from softequiv.reps import (
     Rep,
+    determinant,
     frequency,
     grid,
     lift,
@@ -130,6 +131,7 @@ __all__ = [
     "certify_smoothed",
     "degrees",
     "dense",
+    "determinant",
     "filtered_together",
     "frequency",
     "grid",
