@@ -10,12 +10,12 @@ from softequiv.cli import doctor
 
 GROUPS = "SO O C D S SU2 Lorentz Reflection Scaling Shifts group_from parse_group Group Element"
 RANGES = "Angle degrees radians parse_range"
-REPS = "Rep scalar vector tensor regular frequency spin grid representation lift outer"
+REPS = "Rep scalar vector tensor determinant regular frequency spin grid representation lift outer"
 SPECTRA = "Spectrum Filter spectrum dense"
 GAINS = "hard smooth schur softness least_distortion"
 MODELS = (
-    "Plan plan soften set_softness bake save load open_model save_model stored_tensors load_tensors hold project "
-    "soft_weights filtered_together"
+    "Plan plan soften set_softness set_error bake save load open_model save_model stored_tensors load_tensors hold "
+    "project soft_weights filtered_together"
 )
 ACTIONS = "Acts Moves Pictures Points Still Tokens Vectors"
 GUARANTEES = (

@@ -229,11 +229,12 @@ def test_no_admissible_weight_found_by_gradient_search_is_nearer(seed):
     assert best == pytest.approx(ours, rel=1e-3)  # the search is a real one: it gets there
 
 
-def test_the_cone_is_differentiable_and_its_derivative_is_right():
+def test_the_cone_is_differentiable_twice_and_its_derivatives_are_right():
     rep = se.grid(se.SO(2), 3, 3)
     for seed in range(3):
         w = weight(rep, seed).requires_grad_()
         torch.autograd.gradcheck(lambda x: se.least_distortion(0.4, WITHIN)(x, rep), w)
+        torch.autograd.gradgradcheck(lambda x: se.least_distortion(0.4, WITHIN)(x, rep), w)
     inside = se.softness(0)(weight(rep, 3), rep).requires_grad_()
     (gradient,) = torch.autograd.grad(se.least_distortion(0.4, WITHIN)(inside, rep).sum(), inside)
     assert torch.allclose(gradient, torch.ones_like(gradient))

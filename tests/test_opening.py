@@ -68,6 +68,25 @@ def test_a_soft_model_opens_again_with_the_same_recipe_answers_and_certificate(
         assert torch.equal(answer(again, case.input()), answer(model, case.input()))
 
 
+def test_a_soft_model_that_transformers_wrote_is_refused_with_the_way_to_open_it(vit: Path, tmp_path: Path) -> None:
+    trained = se.soften(open_model(vit), "SO(2)", softness=0.5)
+    trained.save_pretrained(tmp_path / "trainer")
+    with pytest.raises(se.SoftEquivError, match=r"holds weights of a soft model .*key_mapping=\{.*save_model"):
+        open_model(tmp_path / "trainer")
+    kind = transformers.ViTForImageClassification
+    again = se.soften(kind.from_pretrained(tmp_path / "trainer", key_mapping=opening.PLAINLY), "SO(2)", softness=0.5)
+    assert torch.equal(answer(again, CASES["vit"].input()), answer(trained, CASES["vit"].input()))
+
+
+def test_tensors_under_the_names_of_a_soft_state_dict_are_loaded() -> None:
+    one, other = (se.soften(CASES["cnn"].model(), "SO(2)", softness=0.5) for _ in range(2))
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.zero_()
+    se.load_tensors(other, one.state_dict())
+    assert all(torch.equal(value, one.state_dict()[name]) for name, value in other.state_dict().items())
+
+
 def test_half_precision_stays_half(vit: Path, tmp_path: Path) -> None:
     model = open_model(vit).bfloat16()
     save_model(se.soften(model, "C4", softness=0.5), tmp_path / "soft")

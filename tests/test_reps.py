@@ -178,6 +178,24 @@ def test_spin_one_is_the_vector_and_spins_have_the_casimir_l_l_plus_1():
     assert se.spectrum(se.spin(se.SO(3), 1) >> se.vector(se.SO(3))).invariants == 1
 
 
+@pytest.mark.parametrize("group", [se.O(2), se.O(3), se.D(4), se.Reflection(), se.S(4)], ids=str)
+def test_a_determinant_is_that_of_each_elements_matrix(group):
+    sign = se.determinant(group)
+    check_representation(sign)
+    for seed in range(5):
+        g = group.random(torch.Generator().manual_seed(seed))
+        assert float(sign.rho(g)) == pytest.approx(float(torch.linalg.det(g.matrix)))
+    assert se.spectrum(sign).invariants == 0 and se.spectrum(sign >> sign).invariants == 1
+    assert se.determinant(se.SO(3)) == se.scalar(se.SO(3))
+
+
+def test_a_pseudovector_is_no_vector_and_the_cross_product_is_one():
+    v = se.vector(se.O(3))
+    pseudo = se.determinant(se.O(3)) @ v
+    maps = [(v, v), (v, pseudo), (pseudo, pseudo), (v @ v, v), (v @ v, pseudo), (v @ pseudo, v)]
+    assert [se.spectrum(a >> b).invariants for a, b in maps] == [1, 0, 1, 0, 1, 1]
+
+
 def test_a_users_matrices_are_checked_against_the_group():
     turn = torch.tensor([[0.0, -1.0], [1.0, 0.0]], dtype=torch.float64)
     flip = torch.diag(torch.tensor([-1.0, 1.0], dtype=torch.float64))
@@ -230,6 +248,8 @@ def test_matrices_rounded_to_float32_are_refused_as_nothing_would_commute_with_t
         (lambda: se.frequency(se.SO(2), -1), "at least 0"),
         (lambda: se.spin(se.SO(3), 0.5), "not one of SO(3)"),
         (lambda: se.spin(se.SO(2), 1), "has none"),
+        (lambda: se.spin(se.O(3), 1), "for parity, determinant(group)"),
+        (lambda: se.determinant(se.Scaling()), "changes volumes"),
         (lambda: se.spin(se.SO(3), math.nan), "spin nan"),
         (lambda: se.representation(se.SO(2)), "got matrices for 0"),
         (lambda: se.representation(se.SO(2), [torch.zeros(2, 3)]), "square"),

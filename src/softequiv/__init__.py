@@ -15,6 +15,7 @@ from softequiv.adapt import (
     plan,
     save,
     save_model,
+    set_error,
     set_softness,
     soften,
     stored_tensors,
@@ -65,6 +66,7 @@ from softequiv.measure import Attribution, Measurement, attribute, measure
 from softequiv.nn import filtered_together, hold, project, soft_weights
 from softequiv.reps import (
     Rep,
+    determinant,
     frequency,
     grid,
     lift,
@@ -129,6 +131,7 @@ __all__ = [
     "certify_smoothed",
     "degrees",
     "dense",
+    "determinant",
     "filtered_together",
     "frequency",
     "grid",
@@ -153,6 +156,7 @@ __all__ = [
     "save_model",
     "scalar",
     "schur",
+    "set_error",
     "set_softness",
     "smooth",
     "soft_weights",

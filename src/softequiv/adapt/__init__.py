@@ -4,7 +4,7 @@ from softequiv.adapt.bake import bake
 from softequiv.adapt.checkpoint import load, load_tensors, recipe, save, stored_tensors
 from softequiv.adapt.opening import open_model, save_model
 from softequiv.adapt.plan import Plan, plan
-from softequiv.adapt.soften import set_softness, soften
+from softequiv.adapt.soften import set_error, set_softness, soften
 
 __all__ = [
     "Plan",
@@ -16,6 +16,7 @@ __all__ = [
     "recipe",
     "save",
     "save_model",
+    "set_error",
     "set_softness",
     "soften",
     "stored_tensors",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +20,15 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
 from softequiv._files import path_of, read_json, written_whole
+from softequiv._linalg import Frozen
 from softequiv.adapt.plan import plan
 from softequiv.adapt.soften import carry_out
-from softequiv.errors import SoftEquivError
+from softequiv.errors import GroupError, SoftEquivError
 from softequiv.gains import Gain, hard, least_distortion, schur, smooth, softness
 from softequiv.groups import Angle, parse_group
 from softequiv.nn import SoftWeight, project, set_gain, soft_weights
-from softequiv.nn.weight import whole
-from softequiv.reps import Action, Cube, Rep, Square
+from softequiv.nn.weight import PLAIN, Soft, whole
+from softequiv.reps import Action, Cube, Matrices, Rep, Square
 
 WEIGHTS, RECIPE, FORMAT = "model.safetensors", "softequiv.json", 1
 CHECKSUM = "sha256"  # the recipe's entry for the bytes of the parameters' file
@@ -65,10 +66,13 @@ def plain_name(name: str) -> str:
 
 
 def load_tensors(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Load tensors under plain names into a plain or soft model, strictly: names and shapes must agree.
+    """Load tensors under plain names, or those of a soft model's `state_dict`, into a plain or soft model, strictly:
+    names and shapes must agree.
 
     In project mode they are then projected onto the constraints, as after an optimiser step.
     """
+    if isinstance(tensors, Mapping):
+        tensors = {plain_name(name) if isinstance(name, str) else name: value for name, value in tensors.items()}
     refuse_misfits(model, tensors)
     copy_tensors(model, tensors)
     project(model)
@@ -117,7 +121,6 @@ def recipe(model: nn.Module) -> dict[str, Any]:
     if not weights:
         raise SoftEquivError("this model has no soft weights; use the model's own way to save it")
     refuse_two_ways(weights)
-    reps = {name: weight.soft.rep for name, weight in weights.items()}
     flat = {
         name.rpartition(".")[0]: [weight.soft.layout.channels, *weight.soft.rep.shape]
         for name, weight in weights.items()
@@ -131,14 +134,51 @@ def recipe(model: nn.Module) -> dict[str, Any]:
         "mode": first.filtered.mode,
         "grids": flat,
         "weights": {
-            name: {
-                "representation": str(reps[name]),
-                "shape": list(weight.stored.shape),
-                "gain": written(weight.soft.gain),
-            }
+            name: described(weight.soft, weight.stored.shape) | {"gain": written(weight.soft.gain)}
             for name, weight in weights.items()
         },
     }
+
+
+def described(soft: Soft, shape: Sequence[int]) -> dict[str, Any]:
+    """Which weight of which space this is, as JSON can hold it; `layout` has what is not plain."""
+    layout = dataclasses.asdict(soft.layout)
+    return {
+        "representation": str(soft.rep),
+        "matrices": fingerprint(soft.rep),
+        "layout": {key: value for key, value in layout.items() if value != getattr(PLAIN, key)},
+        "shape": list(shape),
+    }
+
+
+def fingerprint(rep: Rep) -> str | None:
+    """The sha256 of the matrices that a user gave for a space or its group, to nine decimals; nothing where names say
+    all.
+    """
+    given = users_matrices(rep)
+    try:
+        named = parse_group(rep.group.name) == rep.group
+    except GroupError:
+        named = False
+    if not named:
+        given += [rep.group.lie, rep.group.steps]
+    digests = b"".join(Frozen(matrices.round(decimals=9)).digest for matrices in given)
+    return hashlib.sha256(digests).hexdigest() if given else None
+
+
+def users_matrices(rep: Rep) -> list[Tensor]:
+    """The generators of every part of a space that a user gave."""
+    own = [rep.lie(), rep.steps()] if isinstance(rep, Matrices) else []
+    return own + [matrices for part in rep.parts for matrices in users_matrices(part)]
+
+
+def missed(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> list[str]:
+    """Where two descriptions of a weight differ but for its gain; files of before may lack an entry."""
+    return [
+        f"{key} {theirs[key]} in the checkpoint, {value} here"
+        for key, value in ours.items()
+        if key != "gain" and key in theirs and theirs[key] != value
+    ]
 
 
 def refuse_two_ways(weights: Mapping[str, SoftWeight]) -> None:
@@ -226,8 +266,8 @@ def checksum(path: Path) -> str:
 
 
 def load(model: nn.Module, folder: str | Path) -> nn.Module:
-    """Soften a plain model as the folder's recipe says and load its parameters; a soft model must have the same
-    recipe.
+    """Soften a plain model as the folder's recipe says and load its parameters; a soft model must have the same recipe
+    but for its gains, which are set to those of the folder.
     """
     home = path_of(folder)
     wanted, tensors = read_recipe(home / RECIPE), read_tensors(home / WEIGHTS)
@@ -236,14 +276,30 @@ def load(model: nn.Module, folder: str | Path) -> nn.Module:
             f"{home / WEIGHTS} is not the file of which {RECIPE} has the checksum: it was damaged or changed; copy "
             f"both again, or where you changed it yourself take the entry {CHECKSUM!r} out of {RECIPE}"
         )
-    soft = next(soft_weights(model), None) is not None
-    if soft:
+    reps = {weight.name: weight.soft.rep for weight in soft_weights(unwrapped(model))}
+    if reps:
         refuse_difference(recipe(model), wanted)
     refuse_misfits(model, tensors)
-    if not soft:
+    if reps:  # gains are state: training may turn the dial
+        set_gains(unwrapped(model), read_gains(wanted, reps))
+    else:
         apply_recipe(unwrapped(model), wanted)
     copy_tensors(model, tensors)
     return model
+
+
+def read_gains(wanted: Mapping[str, Any], reps: Mapping[str, Rep]) -> dict[str, Gain]:
+    """The gains of a recipe; one that does not fit its space is refused."""
+    gains = {name: read_gain(entry["gain"]) for name, entry in wanted["weights"].items()}
+    for name, rep in reps.items():
+        gains[name].on(rep)
+    return gains
+
+
+def set_gains(model: nn.Module, gains: Mapping[str, Gain]) -> None:
+    """Give each soft weight its gain."""
+    for weight in soft_weights(model):
+        set_gain(weight, gains[weight.name])
 
 
 def refuse_missing(path: Path) -> None:
@@ -292,22 +348,16 @@ def apply_recipe(model: nn.Module, wanted: Mapping[str, Any]) -> None:
     todo = plan(model, parse_group(wanted["group"]), softness=1.0, only=names, grids=grids, action=wanted["action"])
     planned = {weight.found.name: weight for weight in todo.weights}
     for name, entry in wanted["weights"].items():
-        weight = planned[name]
-        if (str(weight.soft.rep), list(weight.shape)) != (entry["representation"], entry["shape"]):
-            raise SoftEquivError(
-                f"{name}: the checkpoint has {entry['representation']} {entry['shape']}, the model "
-                f"{weight.soft.rep} {list(weight.shape)}"
-            )
-    gains = {name: read_gain(entry["gain"]) for name, entry in wanted["weights"].items()}
-    for name, weight in planned.items():
-        gains[name].on(weight.soft.rep)  # one that does not fit is refused before anything changes
+        differences = missed(entry, described(planned[name].soft, planned[name].shape))
+        if differences:
+            raise SoftEquivError(f"the checkpoint does not fit the model: {name}: {'; '.join(differences)}")
+    gains = read_gains(wanted, {name: weight.soft.rep for name, weight in planned.items()})
     carry_out(model, todo, wanted["mode"])
-    for own in soft_weights(model):
-        set_gain(own, gains[own.name])
+    set_gains(model, gains)
 
 
 def refuse_difference(own: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
-    """Spell out where two recipes differ."""
+    """Spell out where two recipes differ in more than gains."""
     differences = [
         f"{key}: {wanted.get(key)!r} in the checkpoint, {own[key]!r} here"
         for key in own
@@ -316,11 +366,7 @@ def refuse_difference(own: Mapping[str, Any], wanted: Mapping[str, Any]) -> None
     theirs, ours = wanted["weights"], own["weights"]
     differences += [f"{name} is soft in one of them only" for name in sorted(set(theirs) ^ set(ours))]
     differences += [
-        f"{name}: {key} {theirs[name].get(key)} in the checkpoint, {value} here"
-        for name in ours
-        if name in theirs
-        for key, value in ours[name].items()
-        if theirs[name].get(key) != value
+        f"{name}: {difference}" for name in ours if name in theirs for difference in missed(theirs[name], ours[name])
     ]
     if differences:
         raise SoftEquivError("the checkpoint was made by another recipe: " + "; ".join(differences[:5]))

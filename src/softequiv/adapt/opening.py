@@ -13,7 +13,7 @@ import json
 import os
 import shutil
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,7 @@ TASKS = {
 }
 PICTURE_KEYS = ("input_size", "interpolation", "crop_pct", "mean", "std", "num_classes")  # of timm's configuration
 NAMED = 3  # how many weights a warning names
+PLAINLY = {r"parametrizations\.(\w+)\.original": r"\1"}  # for transformers: a soft model's names to the plain one's
 HALF = (torch.float16, torch.bfloat16)
 
 
@@ -263,12 +264,25 @@ def transformers_folder(folder: Path, entries: dict[str, Any], trust_remote_code
     model, found = kind.from_pretrained(
         folder, use_safetensors=True, trust_remote_code=trust_remote_code, output_loading_info=True
     )
+    refuse_filtered(found["unexpected_keys"], folder)
     opened = type(model).__name__
     broken = [name for name, value in model.named_parameters() if not value.isfinite().all()]
     tell(set(broken), f"of {folder} hold NaN or infinity")
     tell(found["missing_keys"], f"are not in {folder}: {opened} starts with random values there")
     tell(found["unexpected_keys"], f"of {folder} have no place in {opened} and are left out")
     return model
+
+
+def refuse_filtered(unexpected: Iterable[str], folder: Path) -> None:
+    """Weights that transformers wrote of a soft model have names that a plain one does not know."""
+    name = next((name for name in sorted(unexpected) if "parametrizations." in name), None)
+    if name is not None:
+        raise SoftEquivError(
+            f"{folder} holds weights of a soft model ({name}) and no {RECIPE}, as save_pretrained and transformers' "
+            "Trainer leave it, so that nothing says how they are filtered; open it with the class's own "
+            f"from_pretrained(folder, key_mapping={PLAINLY}), soften it as it was softened, and write it with "
+            "softequiv.save_model"
+        )
 
 
 def auto_class(architectures: list[str]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Mapping
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from torch import nn
 
@@ -14,7 +14,8 @@ from softequiv.gains import Gain
 from softequiv.gains import softness as softness_gain
 from softequiv.gains.cone import LeastDistortion
 from softequiv.groups import Group
-from softequiv.nn import Mode, set_gain, soft_weights, soften_weight, softenable
+from softequiv.groups.angles import range_of
+from softequiv.nn import Mode, SoftWeight, set_gain, soft_weights, soften_weight, softenable
 from softequiv.reps import Action
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -104,16 +105,38 @@ def set_softness(model: nn.Module, softness: float, only: Iterable[str] | None =
     >>> net = se.soften(nn.Conv2d(3, 8, 5), "C4", softness=0.0)
     >>> se.set_softness(net, 1.0)
     """
+    weights = chosen(model, only)
+    targets = [weight.name for weight in weights if isinstance(weight.soft.gain, LeastDistortion)]
+    for weight in weights:
+        set_gain(weight, softness_gain(softness))
+    if targets:
+        warnings.warn(
+            f"{targets[0]}{f' and {len(targets) - 1} other weights' if targets[1:] else ''} had an error target, which "
+            "a softness does not keep; set_error gives another target",
+            stacklevel=2,
+        )
+
+
+def set_error(model: nn.Module, error: float, within: float | str, only: Iterable[str] | None = None) -> None:
+    """Give a soft model, or the weights that `only` names, another error target, such as one that falls over training.
+
+    In mode "project" the stored weights are taken to their nearest ones at once.
+
+    >>> import softequiv as se
+    >>> net = se.soften(nn.Conv2d(3, 8, 5), "SO(2)", error=0.5, within="30deg")
+    >>> se.set_error(net, 0.1, "30deg")
+    >>> round(se.spectrum(se.grid(se.SO(2), 5, 5)).error(net.weight, se.degrees(30)), 4)
+    0.1
+    """
+    gain = LeastDistortion(error, cast(float, range_of(within)))
+    for weight in chosen(model, only):
+        set_gain(weight, gain)
+
+
+def chosen(model: nn.Module, only: Iterable[str] | None) -> list[SoftWeight]:
+    """The soft weights of a model, or those that `only` names."""
     weights = {weight.name: weight for weight in soft_weights(model)}
     if not weights:
         raise GainError("this model has no soft weights; call soften first")
     names = matching(weights, only) if only is not None else set(weights)
-    targets = [name for name in weights if name in names and isinstance(weights[name].soft.gain, LeastDistortion)]
-    for name in names:
-        set_gain(weights[name], softness_gain(softness))
-    if targets:
-        warnings.warn(
-            f"{targets[0]}{f' and {len(targets) - 1} other weights' if targets[1:] else ''} had an error target, which "
-            "a softness does not keep; for another target, bake the model and soften it again",
-            stacklevel=2,
-        )
+    return [weight for name, weight in weights.items() if name in names]

@@ -22,6 +22,7 @@ from softequiv.reps import Rep
 from softequiv.spectrum import Spectrum, spectrum
 
 POINTS, ROUNDS, STEPS = 64, 2, 3  # of the solver: tables, then Newton's method
+DERIVATIVES = 2  # that are exact: a Hessian is the last that trainings ask for
 ROUNDING = 1e-12  # a weight on the boundary of the cone is inside, and so is a level that just meets the target
 LEAST_ERROR = 1e-12  # below it a target is less than the rounding of float64 weights
 FARTHEST = 69.0  # log of the largest share 1e30 that the solver can reach
@@ -91,13 +92,15 @@ def least_distortion_gain(energies: Tensor, ratio: Tensor) -> Tensor:
     def gain(t: Tensor) -> Tensor:
         return room / (base + torch.sigmoid(side * t) * distance)
 
+    pull, push = energies * side * distance, energies.detach() * distance.square()
+
     def excess(gamma: Tensor) -> Tensor:
-        return -(energies * side * distance * gamma.square()).sum(-1, keepdim=True)
+        return -(pull * gamma.square()).sum(-1, keepdim=True)
 
     def slope(gamma: Tensor, t: Tensor) -> Tensor:
         """The derivative of the excess in t."""
         change = torch.sigmoid(t) * torch.sigmoid(-t)
-        steep = 2 * (energies * distance.square() * gamma**3).sum(-1, keepdim=True) * change / room
+        steep = 2 * (push * gamma**3).sum(-1, keepdim=True) * change / room
         return torch.where(steep > 0, steep, 1.0)
 
     with torch.no_grad():
@@ -114,10 +117,12 @@ def least_distortion_gain(energies: Tensor, ratio: Tensor) -> Tensor:
         gamma = gain(t)
         steep = slope(gamma, t)
         inside = excess(torch.ones_like(energies)) <= ROUNDING * energies.sum(-1, keepdim=True)
-    # by its first-order change the solution carries its derivative with respect to the energies
-    change = excess(gamma)
-    solved = gain(t - (change - change.detach()) / steep)
-    found = torch.where(present & reachable, solved, 0.0)
+    # each further step changes nothing but that the solution carries one more derivative with respect to the energies
+    for _ in range(DERIVATIVES):
+        change = excess(gamma)
+        t = t - (change - change.detach()) / steep
+        gamma = gain(t)
+    found = torch.where(present & reachable, gamma, 0.0)
     return torch.where(inside, torch.ones_like(energies), found)
 
 

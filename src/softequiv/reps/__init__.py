@@ -22,7 +22,7 @@ from softequiv.reps.irreps import frequency, spin
 from softequiv.reps.lifts import lift, outer
 from softequiv.reps.matrices import Matrices, check_representation, representation
 from softequiv.reps.regular import regular
-from softequiv.reps.tensors import tensor, vector
+from softequiv.reps.tensors import determinant, tensor, vector
 
 __all__ = [
     "LARGEST_SQUARE",
@@ -40,6 +40,7 @@ __all__ = [
     "TensorProduct",
     "Trivial",
     "check_representation",
+    "determinant",
     "direct_sum",
     "frequency",
     "grid",

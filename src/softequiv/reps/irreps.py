@@ -111,7 +111,10 @@ def spin(group: Group, l: float) -> Rep:
     (5, 4)
     """
     if group not in (SO(3), SU2()):
-        raise RepresentationError(f"spins belong to SO(3) and SU(2); {group} has none")
+        types = "; its types are made of vector(group), tensor(group, p) and, for parity, determinant(group)"
+        raise RepresentationError(
+            f"spins belong to SO(3) and SU(2); {group} has none{types if isinstance(group, O) else ''}"
+        )
     l = checked_number(l, "a spin", RepresentationError)
     two_l = round(2 * l) if math.isfinite(l) else -1
     if two_l != 2 * l or two_l < 0 or (group == SO(3) and two_l % 2):

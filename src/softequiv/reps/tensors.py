@@ -1,4 +1,4 @@
-"""Representations that every matrix group has: its vectors, and their tensor powers."""
+"""Representations that every matrix group has: its vectors, their tensor powers, and its determinant."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from softequiv._linalg import are_normal
+from softequiv._linalg import IDENTITY_TOLERANCE, are_normal
 from softequiv.errors import RepresentationError
 from softequiv.groups import SO, C, Group
 from softequiv.reps.base import Decomposition, Piece, Rep, Trivial, tensor_product
@@ -57,6 +57,50 @@ def vector(group: Group) -> Rep:
     5
     """
     return Vector(group)
+
+
+@dataclass(frozen=True)
+class Determinant(Rep):
+    """The determinant of the defining representation: a sign."""
+
+    group: Group
+
+    @property
+    def dim(self) -> int:
+        return 1
+
+    @property
+    def name(self) -> str:
+        return "det"
+
+    def lie(self) -> Tensor:
+        return torch.zeros(len(self.group.lie), 1, 1, dtype=torch.float64)
+
+    def steps(self) -> Tensor:
+        return signs(self.group)[:, None, None]
+
+
+def signs(group: Group) -> Tensor:
+    """The sign of the determinant of each step, (m,)."""
+    return torch.linalg.det(group.steps).sign()
+
+
+def determinant(group: Group) -> Rep:
+    """The number that changes its sign where the group reflects, as a pseudoscalar does; the scalar where it never
+    does. `determinant(group) @ vector(group)` is the pseudovector.
+
+    >>> from softequiv import O, spectrum
+    >>> V = vector(O(3))
+    >>> spectrum(V @ V >> determinant(O(3)) @ V).invariants  # the cross product
+    1
+    """
+    stretch = group.lie.diagonal(dim1=-2, dim2=-1).sum(-1), torch.linalg.det(group.steps).abs() - 1
+    if any(bool((excess.abs() > IDENTITY_TOLERANCE).any()) for excess in stretch):
+        raise RepresentationError(
+            f"{group} changes volumes, so that its determinant is no sign; say how the number changes with "
+            "representation(group, lie=..., steps=...)"
+        )
+    return Trivial(group) if bool((signs(group) > 0).all()) else Determinant(group)
 
 
 def tensor(group: Group, p: int, q: int = 0) -> Rep:
