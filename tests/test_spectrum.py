@@ -17,6 +17,7 @@ from softequiv._linalg import Frozen
 from softequiv.errors import PerformanceWarning, TooLargeError, WeightError
 from softequiv.reps import Matrices
 from softequiv.reps.grids import kernels
+from softequiv.spectrum import routes
 from softequiv.spectrum.decompose import DecompositionError, irreducible_pieces, joint_eigenbasis
 from softequiv.spectrum.oscillator import oscillator
 from softequiv.spectrum.routes import characters, small_blocks
@@ -35,6 +36,35 @@ def check_equal(fast: se.Spectrum, oracle: se.Spectrum, gain: se.gains.LevelGain
 @given(weight_reps(), level_gains(), seeds)
 def test_the_chosen_route_equals_the_dense_svd(rep, gain, seed):
     check_equal(se.spectrum(rep), se.dense(rep), gain, weight(rep, seed, lead=(2,)))
+
+
+def test_maps_between_sets_of_many_points_are_found_without_a_matrix_for_each_exchange():
+    """The 276 exchanges of 24 points would be matrices of 618 MB; those of 60 are refused before any is made."""
+    points = se.vector(se.S(24))
+    levels = se.spectrum(points >> points)
+    assert levels.invariants == 2 and levels.counts.sum() == 24**2
+    equivariant = torch.eye(24, dtype=torch.float64) + 3
+    assert torch.allclose(se.softness(0)(equivariant, points >> points), equivariant)
+    many = se.vector(se.S(60))
+    with pytest.raises(TooLargeError, match=r"1770 generators of S60 as matrices of 3600 x 3600 .* would take 171 GB"):
+        se.spectrum(many >> many)
+
+
+@pytest.mark.parametrize(
+    "rep",
+    [
+        se.vector(se.S(6)) >> se.vector(se.S(6)),
+        se.tensor(se.SO(3), 2) >> se.spin(se.SO(3), 2),
+        se.vector(se.O(3)) @ se.vector(se.O(3)) >> se.determinant(se.O(3)) @ se.vector(se.O(3)),
+        se.grid(se.O(2), 4, 4) >> se.grid(se.O(2), 3, 3),
+        se.tensor(se.Lorentz(), 2) >> se.vector(se.Lorentz()),
+        se.tensor(se.SO(2) * se.Scaling(), 1, 2),
+    ],
+    ids=str,
+)
+def test_levels_summed_over_generators_equal_the_dense_svd(rep, monkeypatch):
+    monkeypatch.setattr(routes, "SMALL_STACK", 0)
+    check_equal(small_blocks(rep), se.dense(rep), se.hard(1.7), weight(rep, 0))
 
 
 @pytest.mark.parametrize("action", ["exact", "su2", "central", "bilinear"])
