@@ -1,6 +1,8 @@
 """Spectra: every fast route equals the dense oracle, level 0 has the right dimension, and nothing large is kept."""
 
+import functools
 import math
+import operator
 import subprocess
 import sys
 import threading
@@ -21,6 +23,7 @@ from softequiv.spectrum import routes
 from softequiv.spectrum.decompose import DecompositionError, irreducible_pieces, joint_eigenbasis
 from softequiv.spectrum.oscillator import oscillator
 from softequiv.spectrum.routes import characters, small_blocks
+from softequiv.spectrum.transforms import Pairs
 
 seeds = st.integers(0, 2**31)
 
@@ -36,6 +39,26 @@ def check_equal(fast: se.Spectrum, oracle: se.Spectrum, gain: se.gains.LevelGain
 @given(weight_reps(), level_gains(), seeds)
 def test_the_chosen_route_equals_the_dense_svd(rep, gain, seed):
     check_equal(se.spectrum(rep), se.dense(rep), gain, weight(rep, seed, lead=(2,)))
+
+
+SO3_TYPES = [se.spin(se.SO(3), l) for l in range(5)]
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        2 * se.tensor(se.O(3), 2),
+        2 * se.spin(se.SO(3), 4) + se.vector(se.SO(3)),
+        functools.reduce(operator.add, SO3_TYPES) + SO3_TYPES[0],
+        functools.reduce(operator.add, [2 * SO3_TYPES[0], *SO3_TYPES[1:]]),
+    ],
+    ids=str,
+)
+def test_copies_of_middling_spaces_and_many_types_have_one_matrix_a_pair(space):
+    rep = space >> space
+    copied = any(copies > 1 for _, copies in space.terms)
+    assert isinstance(se.spectrum(rep).transforms[-1], Pairs) == copied
+    check_equal(se.spectrum(rep), se.dense(rep), se.hard(1.7), weight(rep, 0))
 
 
 def test_maps_between_sets_of_many_points_are_found_without_a_matrix_for_each_exchange():

@@ -28,7 +28,9 @@ LARGEST_BLOCK = 3000  # one irreducible block
 LARGEST_STACK = 8 << 30  # bytes of all generators as matrices
 SMALL_STACK = 1 << 22  # up to this one product of all of them is faster than sums of many
 UNCERTAIN = 1e-6  # of the largest square: the root of a smaller one is not known to the tolerance of levels
-MOST_PAIRS = 16  # of terms for which one matrix a pair is faster than one basis an axis
+# sizes and numbers of pairs of terms up to which one matrix a pair is faster than one basis an axis, where such a basis
+# leaves blocks, and where it leaves characters
+PAIRS_OR_BLOCKS, PAIRS_OR_CHARACTERS = (256, 36), (SMALL_OPERATOR, 16)
 
 
 @cached
@@ -96,12 +98,9 @@ def copies_of_small_pairs(rep: Rep) -> bool:
     if not isinstance(rep, (Hom, Sum)):
         return False
     rows, columns = row_and_column_terms(rep)
-    largest = max(term.dim for term, _ in rows) * max(term.dim for term, _ in columns)
-    return (
-        largest <= SMALL_OPERATOR
-        and max(copies for _, copies in rows + columns) > 1
-        and len(rows) * len(columns) <= MOST_PAIRS
-    )
+    size = max(term.dim for term, _ in rows) * max(term.dim for term, _ in columns)
+    largest, most = PAIRS_OR_CHARACTERS if rep.group.abelian else PAIRS_OR_BLOCKS
+    return size <= largest and len(rows) * len(columns) <= most and max(copies for _, copies in rows + columns) > 1
 
 
 def row_and_column_terms(rep: Rep) -> tuple[tuple[tuple[Rep, int], ...], tuple[tuple[Rep, int], ...]]:
