@@ -1,6 +1,8 @@
 """Spectra: every fast route equals the dense oracle, level 0 has the right dimension, and nothing large is kept."""
 
+import functools
 import math
+import operator
 import subprocess
 import sys
 import threading
@@ -17,9 +19,11 @@ from softequiv._linalg import Frozen
 from softequiv.errors import PerformanceWarning, TooLargeError, WeightError
 from softequiv.reps import Matrices
 from softequiv.reps.grids import kernels
+from softequiv.spectrum import routes
 from softequiv.spectrum.decompose import DecompositionError, irreducible_pieces, joint_eigenbasis
 from softequiv.spectrum.oscillator import oscillator
 from softequiv.spectrum.routes import characters, small_blocks
+from softequiv.spectrum.transforms import Pairs
 
 seeds = st.integers(0, 2**31)
 
@@ -35,6 +39,55 @@ def check_equal(fast: se.Spectrum, oracle: se.Spectrum, gain: se.gains.LevelGain
 @given(weight_reps(), level_gains(), seeds)
 def test_the_chosen_route_equals_the_dense_svd(rep, gain, seed):
     check_equal(se.spectrum(rep), se.dense(rep), gain, weight(rep, seed, lead=(2,)))
+
+
+SO3_TYPES = [se.spin(se.SO(3), l) for l in range(5)]
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        2 * se.tensor(se.O(3), 2),
+        2 * se.spin(se.SO(3), 4) + se.vector(se.SO(3)),
+        functools.reduce(operator.add, SO3_TYPES) + SO3_TYPES[0],
+        functools.reduce(operator.add, [2 * SO3_TYPES[0], *SO3_TYPES[1:]]),
+    ],
+    ids=str,
+)
+def test_copies_of_middling_spaces_and_many_types_have_one_matrix_a_pair(space):
+    rep = space >> space
+    copied = any(copies > 1 for _, copies in space.terms)
+    assert isinstance(se.spectrum(rep).transforms[-1], Pairs) == copied
+    check_equal(se.spectrum(rep), se.dense(rep), se.hard(1.7), weight(rep, 0))
+
+
+def test_maps_between_sets_of_many_points_are_found_without_a_matrix_for_each_exchange():
+    """The 276 exchanges of 24 points would be matrices of 618 MB; those of 60 are refused before any is made."""
+    points = se.vector(se.S(24))
+    levels = se.spectrum(points >> points)
+    assert levels.invariants == 2 and levels.counts.sum() == 24**2
+    equivariant = torch.eye(24, dtype=torch.float64) + 3
+    assert torch.allclose(se.softness(0)(equivariant, points >> points), equivariant)
+    many = se.vector(se.S(60))
+    with pytest.raises(TooLargeError, match=r"1770 generators of S60 as matrices of 3600 x 3600 .* would take 171 GB"):
+        se.spectrum(many >> many)
+
+
+@pytest.mark.parametrize(
+    "rep",
+    [
+        se.vector(se.S(6)) >> se.vector(se.S(6)),
+        se.tensor(se.SO(3), 2) >> se.spin(se.SO(3), 2),
+        se.vector(se.O(3)) @ se.vector(se.O(3)) >> se.determinant(se.O(3)) @ se.vector(se.O(3)),
+        se.grid(se.O(2), 4, 4) >> se.grid(se.O(2), 3, 3),
+        se.tensor(se.Lorentz(), 2) >> se.vector(se.Lorentz()),
+        se.tensor(se.SO(2) * se.Scaling(), 1, 2),
+    ],
+    ids=str,
+)
+def test_levels_summed_over_generators_equal_the_dense_svd(rep, monkeypatch):
+    monkeypatch.setattr(routes, "SMALL_STACK", 0)
+    check_equal(small_blocks(rep), se.dense(rep), se.hard(1.7), weight(rep, 0))
 
 
 @pytest.mark.parametrize("action", ["exact", "su2", "central", "bilinear"])

@@ -7,6 +7,7 @@ from __future__ import annotations
 import itertools
 import math
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -24,7 +25,12 @@ from softequiv.spectrum.transforms import AlongAxis, Block, Blocks, Butterfly, D
 SLOW_DENSE = 1500  # a dense SVD of this size takes about five seconds
 LARGEST_DENSE = 6000  # and of this size minutes and gigabytes
 LARGEST_BLOCK = 3000  # one irreducible block
-MOST_PAIRS = 16  # of terms for which one matrix a pair is faster than one basis an axis
+LARGEST_STACK = 8 << 30  # bytes of all generators as matrices
+SMALL_STACK = 1 << 22  # up to this one product of all of them is faster than sums of many
+UNCERTAIN = 1e-6  # of the largest square: the root of a smaller one is not known to the tolerance of levels
+# sizes and numbers of pairs of terms up to which one matrix a pair is faster than one basis an axis, where such a basis
+# leaves blocks, and where it leaves characters
+PAIRS_OR_BLOCKS, PAIRS_OR_CHARACTERS = (256, 36), (SMALL_OPERATOR, 16)
 
 
 @cached
@@ -92,12 +98,9 @@ def copies_of_small_pairs(rep: Rep) -> bool:
     if not isinstance(rep, (Hom, Sum)):
         return False
     rows, columns = row_and_column_terms(rep)
-    largest = max(term.dim for term, _ in rows) * max(term.dim for term, _ in columns)
-    return (
-        largest <= SMALL_OPERATOR
-        and max(copies for _, copies in rows + columns) > 1
-        and len(rows) * len(columns) <= MOST_PAIRS
-    )
+    size = max(term.dim for term, _ in rows) * max(term.dim for term, _ in columns)
+    largest, most = PAIRS_OR_CHARACTERS if rep.group.abelian else PAIRS_OR_BLOCKS
+    return size <= largest and len(rows) * len(columns) <= most and max(copies for _, copies in rows + columns) > 1
 
 
 def row_and_column_terms(rep: Rep) -> tuple[tuple[tuple[Rep, int], ...], tuple[tuple[Rep, int], ...]]:
@@ -270,15 +273,16 @@ def small_blocks(rep: Rep) -> Spectrum:
     axes = [axis(space, False) for space in rep.axes]
     strides = products_after(axes)
     sigma = torch.empty(rep.dim, dtype=torch.float64)
-    solved: dict[Frozen, tuple[Tensor, Tensor]] = {}
+    solved: dict[tuple[Frozen, ...], tuple[Tensor, Tensor]] = {}
     blocks = []
     for pieces in itertools.product(*(part.pieces for part in axes)):
-        rates = product_rates([piece.rates for piece in pieces], k)
-        if rates.shape[-1] > LARGEST_BLOCK:
-            raise DecompositionError(f"an irreducible block of {rates.shape[-1]} dimensions")
-        key = Frozen(rates)
+        rates = [piece.rates for piece in pieces]
+        size = math.prod(rate.shape[-1] for rate in rates)
+        if size > LARGEST_BLOCK:
+            raise DecompositionError(f"an irreducible block of {size} dimensions")
+        key = tuple(map(Frozen, rates))
         if key not in solved:
-            solved[key] = level_basis(rates)
+            solved[key] = product_levels(rates, k)
         values, basis = solved[key]
         index = product_index([piece.index for piece in pieces], strides)
         sigma[index] = values.expand(index.shape)
@@ -286,6 +290,40 @@ def small_blocks(rep: Rep) -> Spectrum:
     if len(axes) == 1 and len(axes[0].blocks) == 1 and axes[0].blocks[0].copies == 1:
         return Spectrum.of(rep, (Dense(merged(axes[0].blocks[0].basis, blocks, rep.dim)),), sigma)
     return Spectrum.of(rep, (*along_axes(axes), Blocks(tuple(blocks))), sigma)
+
+
+def product_levels(rates: Sequence[Tensor], k: int) -> tuple[Tensor, Tensor]:
+    """`level_basis` of a tensor product of pieces.
+
+    Where there are many generators (S(n) has n(n-1)/2), which as matrices would take gigabytes, the products of two
+    pieces are summed over the generators as they are multiplied.
+    """
+    sizes = [rate.shape[-1] for rate in rates]
+    if len(rates) == 1 or len(rates[0]) * math.prod(sizes) ** 2 * 8 <= SMALL_STACK:
+        return level_basis(product_rates(rates, k))
+    cut = min(range(1, len(rates)), key=lambda i: max(math.prod(sizes[:i]), math.prod(sizes[i:])))
+    a, b = (product_rates(part, k) for part in (rates[:cut], rates[cut:]))
+    (p, q), eye = (a.shape[-1], b.shape[-1]), identity_like
+
+    def summed(left: Tensor, right: Tensor) -> Tensor:
+        """The sum over generators of the Kronecker products."""
+        return torch.einsum("gab,gcd->acbd", left, right).reshape(p * q, p * q)
+
+    flow_a, flow_b, step_a, step_b = a[:k], b[:k], a[k:] + eye(a[k:]), b[k:] + eye(b[k:])
+    crossed = summed(flow_a.mT, flow_b) - summed(step_a, step_b)
+    gram = crossed + crossed.mT + summed(step_a.mT @ step_a, step_b.mT @ step_b) + summed(eye(step_a), eye(step_b))
+    gram += summed(flow_a.mT @ flow_a, eye(flow_b)) + summed(eye(flow_a), flow_b.mT @ flow_b)
+    squares, basis = torch.linalg.eigh(gram)
+    basis, sigma = canonical_signs(basis), squares.clamp(min=0).sqrt()
+    small = int((squares <= UNCERTAIN * squares[-1].clamp(min=1.0)).sum())
+    vectors = basis[:, :small].T.reshape(-1, p, q)  # their levels are measured, not roots of rounding errors
+    moved = torch.zeros(small, dtype=torch.float64)
+    for x, y in zip(flow_a, flow_b, strict=True):
+        moved += (x @ vectors + vectors @ y.mT).square().sum((1, 2))
+    for x, y in zip(step_a, step_b, strict=True):
+        moved += (x @ vectors @ y.mT - vectors).square().sum((1, 2))
+    sigma[:small] = moved.sqrt()
+    return sigma, basis
 
 
 def merged(basis: Tensor | None, blocks: list[Block], dim: int) -> Tensor:
@@ -313,6 +351,13 @@ def dense(rep: Rep, largest: int = LARGEST_DENSE) -> Spectrum:
             f"{rep} under {rep.group} has {rep.dim} dimensions and no structure to use; the dense route ends "
             f"at {largest}: "
             "use an orthogonal representation, fewer dimensions, or multiplicities"
+        )
+    count = len(rep.group.lie) + len(rep.group.steps)
+    if count * rep.dim**2 * 8 > LARGEST_STACK:
+        raise TooLargeError(
+            f"the {count} generators of {rep.group} as matrices of {rep.dim} x {rep.dim} on {rep} would take "
+            f"{count * rep.dim**2 * 8 / 2**30:.0f} GB, more than the {LARGEST_STACK >> 30} that the dense route takes: "
+            "use fewer dimensions, or multiplicities"
         )
     if rep.dim > SLOW_DENSE:
         warnings.warn(
