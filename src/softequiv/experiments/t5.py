@@ -331,6 +331,9 @@ def less_than(found: Curves, dial: float, other: str, where: str) -> list[Claim]
     """Whether ours at a stop is no further from the truth than another arm, and less moved by turns."""
     mine = next(stop for stop in found["ours"] if stop.dial == dial)
     theirs = found[other][0]
+    if other == STILL:  # nothing of it is drawn
+        gain, error = (replace(part, std=0.0, count=mine.gain.count) for part in (theirs.gain, theirs.error))
+        theirs = Stop(theirs.dial, gain, error)
     once = if_of_one_seed([mine, theirs])
     nearer = Claim(
         f"{where}: ours at softness {dial:g}, chosen on validation, has no larger cADE than {other}, beyond the spread",
