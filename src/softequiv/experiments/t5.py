@@ -424,6 +424,17 @@ def in_order(keys: Mapping[tuple[Any, ...], Any]) -> list[tuple[str, float]]:
     return sorted(((key[0], key[1]) for key in keys), key=lambda key: (arms.index(key[0]), key[1]))
 
 
+def curves_figure(protocol: str, averaged: Sequence[Row]) -> Figure:
+    """cADE against eErr by one protocol, a panel for each range of turns."""
+    panels = {
+        f"{protocol.replace('-', ' to ')}, {turned_by(name)}": {
+            arm: stops for arm, stops in curves_of(averaged, protocol, name).items() if arm != STILL
+        }
+        for name in RANGES
+    }
+    return trade_off(f"curves-{protocol}", panels, "-cADE, m", "eErr, m", scale=1.0)
+
+
 def samples_figure(rows: Sequence[Row]) -> Figure:
     """F5: past, truth and forecasts of a few test windows of each scene, from the rows of the first seed."""
     dial = best_stop(over_scenes(rows), "ours")
@@ -458,13 +469,6 @@ def samples_figure(rows: Sequence[Row]) -> Figure:
 def page(rows: Sequence[Row], scale: Scale) -> Page:
     """A table for each protocol, averaged and by scene; the paper's figures beside; curves and sample tracks."""
     averaged = over_scenes(rows)
-    panels = {
-        f"{protocol.replace('-', ' to ')}, {turned_by(name)}": {
-            arm: stops for arm, stops in curves_of(averaged, protocol, name).items() if arm != STILL
-        }
-        for protocol in PROTOCOLS
-        for name in RANGES
-    }
     recipe = next(row["recipe"] for row in rows if row["arm"] != STILL)
     length, fewer = f"{recipe['epochs']} epochs", ""
     if rows[0]["steps"]:
@@ -501,10 +505,7 @@ def page(rows: Sequence[Row], scale: Scale) -> Page:
             *(average_table(protocol, averaged) for protocol in PROTOCOLS),
             *(scene_table(protocol, rows) for protocol in PROTOCOLS),
         ],
-        [
-            trade_off("curves", panels, "-cADE, m", "eErr, m", scale=1.0),
-            samples_figure(rows),
-        ],
+        [*(curves_figure(protocol, averaged) for protocol in PROTOCOLS), samples_figure(rows)],
     )
 
 
