@@ -13,6 +13,7 @@ import contextlib
 import json
 import statistics
 from collections.abc import Callable, Collection
+from operator import truediv
 from pathlib import Path
 
 import torch
@@ -44,7 +45,8 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-WAYS = ("parametrize", "parametrize, together", "project", "baked", "target", "target, together")
+LINEAR = "SoftLinear"
+WAYS = ("parametrize", "project", "baked", "target", "target, project")
 
 
 def told(ratio: float | None) -> str:
@@ -56,16 +58,14 @@ def synchronise() -> None:
         torch.cuda.synchronize()
 
 
-def stepper(model: nn.Module, compiled: bool, together: bool = False) -> Callable[[], None]:
-    """One training step on random data, as a function; `together`: all weights are filtered at once between steps."""
+def stepper(model: nn.Module, compiled: bool) -> Callable[[], None]:
+    """One training step on random data, as a function."""
     model = model.to(DEVICE).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=DEVICE == "cuda")
     if any(weight.filtered.mode == "project" for weight in se.soft_weights(model)):
         se.hold(model, optimizer)
     pixels = torch.randn(BATCH, 3, SIZE, SIZE, device=DEVICE)
     forward = torch.compile(model) if compiled else model
-    if together:
-        se.filtered_together(model).__enter__()  # for good
 
     def step() -> None:
         with torch.autocast(DEVICE, torch.bfloat16):
@@ -107,13 +107,11 @@ def ratios(build: Callable[[], nn.Module], compiled: bool, ways: Collection[str]
         "project": lambda: se.soften(build(), "SO(2)", softness=0.5, mode="project"),
         "baked": lambda: se.bake(se.soften(build(), "SO(2)", softness=0.5)),
         "target": lambda: se.soften(build(), "SO(2)", error=0.2, within="30deg"),
+        "target, project": lambda: se.soften(build(), "SO(2)", error=0.2, within="30deg", mode="project"),
     }
-    if not compiled:  # a compiled model filters in its own graph
-        variants |= {"parametrize, together": variants["parametrize"], "target, together": variants["target"]}
     steps = {}
     for name in [name for name in variants if name == "plain" or name in ways]:
-        make = variants[name]
-        steps[name] = stepper(make(), compiled, together=name.endswith("together"))
+        steps[name] = stepper(variants[name](), compiled)
         for _ in range(5 if DEVICE == "cuda" else 1):
             steps[name]()
     times = turns({name: repeated(step, AT_A_TIME) for name, step in steps.items()}, ROUNDS)
@@ -121,7 +119,7 @@ def ratios(build: Callable[[], nn.Module], compiled: bool, ways: Collection[str]
     kernels = {name: kernel_time(step) for name, step in steps.items()}
     return (
         {"milliseconds": 1e3 * base / AT_A_TIME, "kernel milliseconds": 1e3 * kernels["plain"]}
-        | {name: statistics.median(t) / base for name, t in times.items()}
+        | {name: statistics.median(map(truediv, t, times["plain"])) for name, t in times.items()}
         | {f"{name}, kernels": t / kernels["plain"] for name, t in kernels.items()}
     )
 
@@ -147,10 +145,24 @@ def linear_ratio(tokens: int, compiled: bool) -> dict[str, tuple[float, float]]:
     return out
 
 
+def linear_table(figures: dict[str, object], eager_only: bool) -> None:
+    """Print and keep the ratios of a SoftLinear, at both precisions of products."""
+    print("\nSoftLinear 768 to 768 on 25,000 tokens, float32, forward and backward, ratio to nn.Linear:\n")
+    print("| precision | run | representation | wall | kernels |\n|---|---|---|---|---|")
+    for precision in ("highest", "high"):
+        torch.set_float32_matmul_precision(precision)
+        for compiled in (False,) if eager_only or DEVICE == "cpu" else (False, True):
+            run = "compiled" if compiled else "eager"
+            figures[f"linear {precision} {run}"] = found_linear = linear_ratio(25_000, compiled)
+            for label, (wall, kernels) in found_linear.items():
+                print(f"| {precision} | {run} | {label} | {wall:.3f} | {kernels:.3f} |", flush=True)
+            torch._dynamo.reset()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--models", nargs="*", default=list(MODELS))
+    parser.add_argument("--models", nargs="*", default=[*MODELS, LINEAR], choices=[*MODELS, LINEAR])
     parser.add_argument("--ways", nargs="*", default=WAYS, choices=WAYS)
     parser.add_argument("--eager-only", action="store_true")
     arguments = parser.parse_args()
@@ -160,7 +172,7 @@ def main() -> None:
     print(f"training step, batch {BATCH}, {SIZE} pixels, {device}\n")
     print(f"| model | run | plain (ms) | {' | '.join(WAYS)} | kernels (ms) | parametrize | project |")
     print("|" + "---|" * (6 + len(WAYS)))
-    for name in arguments.models:
+    for name in [name for name in arguments.models if name in MODELS]:
         for compiled in (False,) if arguments.eager_only or DEVICE == "cpu" else (False, True):
             run = "compiled" if compiled else "eager"
             figures[f"{name} {run}"] = found = ratios(MODELS[name], compiled, arguments.ways)
@@ -175,16 +187,8 @@ def main() -> None:
                 torch._dynamo.reset()
             if DEVICE == "cuda":
                 torch.cuda.empty_cache()
-    print("\nSoftLinear 768 to 768 on 25,000 tokens, float32, forward and backward, ratio to nn.Linear:\n")
-    print("| precision | run | representation | wall | kernels |\n|---|---|---|---|---|")
-    for precision in ("highest", "high"):
-        torch.set_float32_matmul_precision(precision)
-        for compiled in (False,) if arguments.eager_only or DEVICE == "cpu" else (False, True):
-            run = "compiled" if compiled else "eager"
-            figures[f"linear {precision} {run}"] = found_linear = linear_ratio(25_000, compiled)
-            for label, (wall, kernels) in found_linear.items():
-                print(f"| {precision} | {run} | {label} | {wall:.3f} | {kernels:.3f} |", flush=True)
-            torch._dynamo.reset()
+    if LINEAR in arguments.models:
+        linear_table(figures, arguments.eager_only)
     if arguments.json:
         arguments.json.write_text(json.dumps(figures, indent=1))
 

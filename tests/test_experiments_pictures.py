@@ -116,7 +116,7 @@ def test_a_run_that_ends_early_has_every_arm_with_one_seed(backbone: str) -> Non
 
 def test_every_stop_is_trained_with_and_without_turns_by_three_seeds() -> None:
     asked = {(arm, dial, turned, seed) for arm, dials in t2.STOPS.items() for dial in dials
-             for turned in (True, False) for seed in range(3)}  # fmt: skip
+             for turned in (True, False) for seed in range(3) if not (turned and arm == HALF_BATCHES)}  # fmt: skip
     asked |= {(LONGER, 1.0, True, seed) for seed in range(3)}
     for backbone in t2.STAND_INS:
         found = [cell.settings for cell in t2.cells("small") if cell.settings["backbone"] == backbone]

@@ -1,4 +1,4 @@
-"""Weights filtered at once are those filtered at each access: values, gradients, and what may change."""
+"""A pass of a model filters all weights at once, which are those filtered at each access: values and gradients."""
 
 import copy
 import pickle
@@ -11,7 +11,8 @@ from transformers import ViTConfig, ViTForImageClassification
 
 import softequiv as se
 from draws import as_trained
-from softequiv.nn import Soft, SoftLinear, set_gain, soften_weight
+from softequiv.nn import Soft, SoftLinear, filtered_together, set_gain, soften_weight
+from softequiv.nn.together import AtOnce
 
 ROUNDING = {torch.float32: 1e-5, torch.float64: 1e-12}  # of sums in another order, relative to the largest entry
 
@@ -51,18 +52,22 @@ def batch(dtype=torch.float32):
     return torch.randn(2, 3, 9, 9, dtype=dtype, generator=torch.Generator().manual_seed(1))
 
 
-def loss_of(model, x):
-    out = model(x)
-    return getattr(out, "logits", out).square().mean()
+def loss_of(answers):
+    return getattr(answers, "logits", answers).square().mean()
 
 
-def gradients(model, x):
+def gradients(model, x, call=None):
     """The loss and the gradient of every parameter, which must not have one yet."""
-    loss = loss_of(model, x)
+    loss = loss_of((call or model)(x))
     loss.backward()
     found = [None if p.grad is None else p.grad.clone() for p in model.parameters()]
     model.zero_grad(set_to_none=True)
     return loss.detach(), found
+
+
+def at_each_access(model, x):
+    """The same without the model's own hooks, which come with its call."""
+    return gradients(model, x, model.forward)
 
 
 def assert_same(found, expected, dtype=torch.float32):
@@ -74,24 +79,50 @@ def assert_same(found, expected, dtype=torch.float32):
             assert float((a - b).abs().max()) <= ROUNDING[dtype] * float(b.abs().max())
 
 
-def prepared(model):
-    """Which weights are ready: by what tells one from another, None for those that are not."""
-    ready = [weight.filtered.ready.weight for weight in se.soft_weights(model)]
-    return [None if weight is None else id(weight) for weight in ready]
+def in_a_pass(model, x, look):
+    """What `look` finds at the end of a pass of the model."""
+    found = []
+    inner = list(model.modules())[-1] if not hasattr(model, "layers") else model.layers
+    hook = inner.register_forward_hook(lambda *_: found.append(look()))
+    model(x)
+    hook.remove()
+    return found[0]
+
+
+def ready(model):
+    """Which weights are ready."""
+    return [weight.filtered.ready.weight is not None for weight in se.soft_weights(model)]
+
+
+def served_once(model, x):
+    """Whether a pass of the model has filtered every weight ahead, so that each access gives one tensor."""
+
+    def one_tensor():
+        return [weight.value() is weight.value() for weight in se.soft_weights(model)]
+
+    return all(in_a_pass(model, x, one_tensor))
+
+
+EVERY_GAIN = pytest.mark.parametrize("how", GAINS.values(), ids=GAINS)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("gain", GAINS)
-def test_values_and_gradients_are_those_without_it(gain, dtype):
-    model, x = net(dtype, **GAINS[gain]), batch(dtype)
-    expected = gradients(model, x)
-    values = [weight.value().detach() for weight in se.soft_weights(model)]
-    with se.filtered_together(model):
-        assert all(prepared(model))
-        for weight, value in zip(se.soft_weights(model), values, strict=True):
-            assert torch.allclose(weight.value(), value, rtol=ROUNDING[dtype], atol=ROUNDING[dtype])
-        assert_same(gradients(model, x), expected, dtype)
-    assert not any(prepared(model))
+@EVERY_GAIN
+def test_values_and_gradients_are_those_without_it(how, dtype):
+    model, x = net(dtype, **how), batch(dtype)
+    expected = [weight.value().detach() for weight in se.soft_weights(model)]
+    values = in_a_pass(model, x, lambda: [weight.value().detach() for weight in se.soft_weights(model)])
+    for value, alone in zip(values, expected, strict=True):
+        assert torch.allclose(value, alone, rtol=ROUNDING[dtype], atol=ROUNDING[dtype])
+    assert_same(gradients(model, x), at_each_access(model, x), dtype)
+
+
+@EVERY_GAIN
+def test_each_weight_is_filtered_once_a_pass_and_at_each_access_outside(how):
+    model, x = net(**how), batch()
+    assert served_once(model, x)
+    outside = [weight.value() is weight.value() for weight in se.soft_weights(model)]
+    assert not any(outside)
 
 
 def test_a_vision_transformer_with_its_table_of_positions():
@@ -102,9 +133,8 @@ def test_a_vision_transformer_with_its_table_of_positions():
     model = se.soften(ViTForImageClassification(config).eval(), "SO(2)", error=0.1, within="30deg")
     assert any("position" in weight.name for weight in se.soft_weights(model))
     x = torch.randn(2, 3, 32, 32)
-    expected = gradients(model, x)
-    with se.filtered_together(model):
-        assert_same(gradients(model, x), expected)
+    assert served_once(model, x)
+    assert_same(gradients(model, x), at_each_access(model, x))
 
 
 SPACES = {
@@ -115,25 +145,16 @@ SPACES = {
 
 @pytest.mark.parametrize("gain", [se.least_distortion(0.1, se.degrees(90)), se.softness(0.5)], ids=str)
 @pytest.mark.parametrize("space", SPACES.values(), ids=SPACES)
-def test_a_soft_linear_layer(space, gain):
+def test_a_network_of_soft_layers_gains_by_it_when_asked(space, gain):
     torch.manual_seed(0)
     layers = [as_trained(SoftLinear(space, space, gain=gain)) for _ in range(2)]
     model, x = nn.Sequential(*layers), torch.randn(5, space.dim)
     expected = gradients(model, x)
-    with se.filtered_together(model):
-        assert any(prepared(model))
-        assert_same(gradients(model, x), expected)
-
-
-EVERY_GAIN = pytest.mark.parametrize("how", GAINS.values(), ids=GAINS)
-
-
-@EVERY_GAIN
-def test_each_weight_is_filtered_once_however_often_it_is_read(how):
-    model = net(**how)
-    with se.filtered_together(model):
-        for weight in se.soft_weights(model):
-            assert weight.value() is weight.value()
+    hooks = filtered_together(model)
+    assert_same(gradients(model, x), expected)
+    assert any(ready(model))
+    hooks.remove()
+    assert not model._forward_hooks and not model._forward_pre_hooks and not model._forward_hooks_always_called
 
 
 @EVERY_GAIN
@@ -142,36 +163,19 @@ def test_frozen_weights_stay_frozen(how):
     frozen = list(se.soft_weights(model))[1::2]
     for weight in frozen:
         weight.stored.requires_grad_(False)
-    expected = gradients(model, x)
-    with se.filtered_together(model):
-        assert not any(weight.value().requires_grad for weight in frozen)
-        assert_same(gradients(model, x), expected)
-
-
-@EVERY_GAIN
-def test_a_weight_frozen_or_thawed_inside_is_filtered_anew(how):
-    model, x = net(**how), batch()
-    first, second = list(se.soft_weights(model))[:2]
-    first.stored.requires_grad_(False)
-    with se.filtered_together(model):
-        first.stored.requires_grad_(True)
-        second.stored.requires_grad_(False)
-        found = gradients(model, x)
-    assert_same(found, gradients(model, x))
-    assert first.value().requires_grad and not second.value().requires_grad
+    assert not any(in_a_pass(model, x, lambda: [weight.value().requires_grad for weight in frozen]))
+    assert_same(gradients(model, x), at_each_access(model, x))
 
 
 @EVERY_GAIN
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-def test_what_was_prepared_without_gradients_is_not_trained_on(how, mode):
+def test_a_pass_without_gradients_leaves_nothing_behind(how, mode):
     model, x = net(**how), batch()
-    expected = gradients(model, x)
+    expected = at_each_access(model, x)
     with mode():
-        once = se.filtered_together(model)
-        once.__enter__()
         assert torch.allclose(model(x).square().mean(), expected[0])
+    assert not any(ready(model))
     assert_same(gradients(model, x), expected)
-    once.__exit__(None, None, None)
 
 
 @EVERY_GAIN
@@ -179,146 +183,170 @@ def test_the_gradient_of_a_gradient(how):
     model, x = net(**how), batch()
     stored = [weight.stored for weight in se.soft_weights(model)]
 
-    def twice():
-        first = torch.autograd.grad(loss_of(model, x), stored, create_graph=True)
+    def twice(call):
+        first = torch.autograd.grad(loss_of(call(x)), stored, create_graph=True)
         return torch.zeros(()), torch.autograd.grad(sum(g.square().sum() for g in first), stored)
 
-    expected = twice()
-    with se.filtered_together(model):
-        assert_same(twice(), expected)
+    assert_same(twice(model), twice(model.forward))
 
 
 @EVERY_GAIN
 def test_autocast_leaves_the_filter_in_float32(how):
     model, x = net(**how), batch()
-    values = [weight.value().detach() for weight in se.soft_weights(model)]
-    upstream = [torch.randn_like(value) for value in values]
-    expected = torch.autograd.grad(
-        [weight.value() for weight in se.soft_weights(model)],
-        [weight.stored for weight in se.soft_weights(model)],
-        upstream,
-    )
-    with torch.autocast("cpu", torch.bfloat16), se.filtered_together(model):
-        weights = list(se.soft_weights(model))
-        for weight, value in zip(weights, values, strict=True):
-            assert torch.allclose(weight.value(), value, rtol=1e-5, atol=1e-6)
+    expected = [weight.value().detach() for weight in se.soft_weights(model)]
+    with torch.autocast("cpu", torch.bfloat16):
+        values = in_a_pass(model, x, lambda: [weight.value().detach() for weight in se.soft_weights(model)])
         assert model(x).dtype == torch.bfloat16
-        with torch.autocast("cpu", enabled=False):
-            found = torch.autograd.grad([w.value() for w in weights], [w.stored for w in weights], upstream)
-    assert_same((torch.zeros(()), found), (torch.zeros(()), expected))
+    for value, alone in zip(values, expected, strict=True):
+        assert torch.allclose(value, alone, rtol=1e-5, atol=1e-6)
 
 
 @EVERY_GAIN
 @pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.AdamW])
 @pytest.mark.parametrize("kind", [{"foreach": False}, {"foreach": True}, {"fused": True}], ids=str)
-def test_a_weight_that_the_optimiser_changed_inside_is_filtered_anew(how, optimizer, kind):
+def test_what_an_optimiser_changes_is_seen(how, optimizer, kind):
     model, other, x = net(**how), net(**how), batch()
     steps = [optimizer(m.parameters(), lr=0.01, **kind) for m in (model, other)]
-    with se.filtered_together(model):
-        for _ in range(2):  # the second step sees what the first has changed
-            for m, step in zip((model, other), steps, strict=True):
-                loss_of(m, x).backward()
-                step.step()
-                step.zero_grad()
-            assert all(prepared(model))
-        assert_same(gradients(model, x), gradients(other, x))
-
-
-def test_the_optimiser_of_another_model_changes_nothing():
-    model, other = net(), nn.Linear(2, 2)
-    optimizer = torch.optim.SGD(other.parameters(), lr=0.1)
-    with se.filtered_together(model):
-        before = prepared(model)
-        other(torch.zeros(1, 2)).sum().backward()
-        optimizer.step()
-        assert prepared(model) == before
+    for _ in range(2):  # the second step sees what the first has changed
+        for call, step in zip((model, other.forward), steps, strict=True):
+            loss_of(call(x)).backward()
+            step.step()
+            step.zero_grad()
+    for mine, theirs in zip(se.soft_weights(model), se.soft_weights(other), strict=True):  # also outside a pass
+        assert torch.allclose(mine.value(), theirs.value(), rtol=1e-4, atol=1e-6)
+    assert_same(gradients(model, x), at_each_access(model, x))
 
 
 @EVERY_GAIN
-def test_gradients_may_gather_over_several_backward_passes(how):
+def test_what_is_written_through_data_is_seen(how):
+    model, x = net(**how), batch()
+    gradients(model, x)
+    for parameter in model.parameters():
+        parameter.data.mul_(2)
+    assert_same(gradients(model, x), at_each_access(model, x))
+    before = model.layers[0].weight
+    model.layers[0].parametrizations.weight.original.data.mul_(2)
+    assert torch.allclose(model.layers[0].weight, 2 * before, rtol=1e-4)
+
+
+@EVERY_GAIN
+def test_gradients_may_gather_over_several_passes(how):
     model, other, x = net(**how), net(**how), batch()
-    with se.filtered_together(model):
-        for part in x.split(1):
-            for m in (model, other):
-                (loss_of(m, part) + loss_of(m, 2 * part)).backward()
+    for part in x.split(1):
+        for call in (model, other.forward):
+            (loss_of(call(part)) + loss_of(call(2 * part))).backward()
     found, expected = ([p.grad for p in m.parameters()] for m in (model, other))
     assert_same((torch.zeros(()), found), (torch.zeros(()), expected))
+
+
+@EVERY_GAIN
+def test_a_graph_may_be_kept_for_a_second_backward_pass(how):
+    model, x = net(**how), batch()
+    loss = loss_of(model(x))
+    loss.backward(retain_graph=True)
+    loss.backward()
+    twice = [p.grad / 2 for p in model.parameters()]
+    model.zero_grad(set_to_none=True)
+    assert_same((loss.detach(), twice), at_each_access(model, x))
 
 
 def test_a_gradient_goes_through_the_filter_of_its_forward_pass():
     model, x = net(softness=0.5), batch()
     expected = gradients(model, x)
-    with se.filtered_together(model):
-        loss = loss_of(model, x)
-        se.set_softness(model, 0)
-        loss.backward()
+    loss = loss_of(model(x))
+    se.set_softness(model, 0)
+    loss.backward()
     assert_same((loss.detach(), [p.grad for p in model.parameters()]), expected)
 
 
-def test_a_weight_that_no_loss_uses_has_no_gradient():
-    model, x = net(softness=0.5), batch()
-    with se.filtered_together(model):
-        model.layers[:2](x).square().mean().backward()
+@EVERY_GAIN
+def test_a_part_called_by_itself_filters_at_each_access(how):
+    model, x = net(**how), batch()
+    model.layers[:2](x).square().mean().backward()
     kept = [weight.stored.grad is not None for weight in se.soft_weights(model)]
     assert kept == [True] * 2 + [False] * (len(kept) - 2)
 
 
-def test_a_softness_changed_inside_holds_at_once():
-    model = net()
-    with se.filtered_together(model):
+def test_a_weight_that_no_loss_uses_has_no_gradient():
+    model, x = net(softness=0.5), batch()
+    part = in_a_pass(model, x, lambda: model.layers[:2](x))
+    part.square().mean().backward()
+    kept = [weight.stored.grad is not None for weight in se.soft_weights(model)]
+    assert kept == [True] * 2 + [False] * (len(kept) - 2)
+
+
+def test_a_softness_changed_in_a_pass_holds_at_once():
+    model, x = net(), batch()
+
+    def turned():
         se.set_softness(model, 0)
         kernel = model.layers[0].weight
-        assert torch.allclose(kernel, kernel.rot90(1, (-2, -1)), atol=1e-6)
         set_gain(next(se.soft_weights(model)), se.softness(1))
-        assert model.layers[0].weight is next(se.soft_weights(model)).stored
+        return kernel, model.layers[0].weight
+
+    kernel, free = in_a_pass(model, x, turned)
+    assert torch.allclose(kernel, kernel.rot90(1, (-2, -1)), atol=1e-6)
+    assert free is next(se.soft_weights(model)).stored
 
 
-def test_a_context_that_is_kept_follows_the_model():
+def test_it_follows_the_model():
     model, x = net(), batch()
-    once = se.filtered_together(model)
-    with once:
-        pass
     for weight in se.soft_weights(model):
         set_gain(weight, se.least_distortion(0.05, se.degrees(30)))
-    expected = gradients(model, x)
-    with once:
-        assert all(prepared(model))
-        assert_same(gradients(model, x), expected)
+    assert served_once(model, x)
+    assert_same(gradients(model, x), at_each_access(model, x))
     model.double()
-    expected = gradients(model, x.double())
-    with once:
-        assert all(prepared(model))
-        assert_same(gradients(model, x.double()), expected, torch.float64)
+    assert served_once(model, x.double())
+    assert_same(gradients(model, x.double()), at_each_access(model, x.double()), torch.float64)
     se.bake(model)
-    with once:
-        model(x.double())
+    assert not model._forward_hooks and not model._forward_pre_hooks
 
 
-def test_a_fused_step_in_an_inner_context_is_seen_in_the_outer_one():
-    model, other, x = net(), net(), batch()
-    with se.filtered_together(model):
-        for m in (model, other):
-            with se.filtered_together(m):
-                loss_of(m, x).backward()
-                torch.optim.AdamW(m.parameters(), lr=0.01, fused=True).step()
-                m.zero_grad()
-        assert_same(gradients(model, x), gradients(other, x))
-
-
-def test_an_exception_ends_it():
+def test_asking_twice_leaves_one_hook():
     model = net()
-    with pytest.raises(ZeroDivisionError), se.filtered_together(model):
-        raise ZeroDivisionError
-    assert not any(prepared(model))
+    filtered_together(model)
+    assert served_once(model, batch())
+    assert sum(isinstance(hook, AtOnce) for hook in model._forward_pre_hooks.values()) == 1
 
 
-def test_a_weight_softened_inside_is_filtered_at_access():
+@EVERY_GAIN
+def test_a_soft_part_of_a_larger_model_is_filtered_once(how):
+    part, x = net(**how), batch()
+    model = nn.Sequential(part)
+    filtered_together(model)
+    (outer,) = model._forward_pre_hooks.values()
+    assert {weight.filtered.ready.during for weight in se.soft_weights(model)} == {None}
+    made_for = in_a_pass(part, x, lambda: {id(w.filtered.ready.during) for w in se.soft_weights(part)})
+    assert made_for != {id(outer)}
+    hook = part.layers.register_forward_hook(
+        lambda *_: made_for.update(id(w.filtered.ready.during) for w in se.soft_weights(part))
+    )
+    made_for.clear()
+    model(x)
+    hook.remove()
+    assert made_for == {id(outer)}
+    assert_same(gradients(model, x), at_each_access(part, x))
+
+
+def test_an_exception_ends_the_pass():
+    model, x = net(), batch()
+    hook = model.layers[-1].register_forward_pre_hook(lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        model(x)
+    hook.remove()
+    assert not any(weight.value() is weight.value() for weight in se.soft_weights(model))
+
+
+def test_a_weight_softened_in_a_pass_is_filtered_at_access():
     model = net()
-    with se.filtered_together(model):
-        late = nn.Conv2d(3, 8, 5)
-        model.late = late
-        soften_weight(late, "weight", Soft(se.grid(se.C(4), 5, 5), se.softness(0)))
-        assert torch.allclose(late.weight, late.weight.rot90(1, (-2, -1)), atol=1e-6)
+
+    def late():
+        layer = nn.Conv2d(3, 8, 5)
+        soften_weight(layer, "weight", Soft(se.grid(se.C(4), 5, 5), se.softness(0)))
+        return layer.weight
+
+    kernel = in_a_pass(model, batch(), late)
+    assert torch.allclose(kernel, kernel.rot90(1, (-2, -1)), atol=1e-6)
 
 
 @EVERY_GAIN
@@ -327,62 +355,80 @@ def test_two_layers_may_share_one_tensor(how):
     model = nn.Sequential(nn.Conv2d(3, 3, 5, padding=2), nn.Conv2d(3, 3, 5, padding=2))
     model[1].weight = model[0].weight
     se.soften(model, "SO(2)", **how)
-    expected = gradients(model, batch())
-    with se.filtered_together(model):
-        assert_same(gradients(model, batch()), expected)
+    assert_same(gradients(model, batch()), at_each_access(model, batch()))
+
+
+class Checkpointed(Net):
+    """Activations of both halves are computed again in the backward pass."""
+
+    reentrant = False
+
+    def forward(self, x):
+        y = checkpoint(self.layers[:3], x, use_reentrant=self.reentrant)
+        return checkpoint(self.layers[3:], y, use_reentrant=self.reentrant)
 
 
 @EVERY_GAIN
-def test_checkpointed_activations(how):
-    model, x = net(**how), batch().requires_grad_()
-    expected = gradients(model, x)
-    first, rest = model.layers[:3], model.layers[3:]
-    with se.filtered_together(model):
-        y = checkpoint(first, x, use_reentrant=False)
-        loss = checkpoint(rest, y, use_reentrant=False).square().mean()
-        loss.backward()
-    assert_same((loss.detach(), [p.grad for p in model.parameters()]), expected)
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("passes", [1, 2])
+def test_checkpointed_activations(how, reentrant, passes):
+    torch.manual_seed(0)
+    model, x = se.soften(Checkpointed(), "SO(2)", **how), batch().requires_grad_()
+    expected = gradients(model, x, lambda x: model.layers(x))
+    model.reentrant = reentrant
+    loss = loss_of(model(x))
+    for _ in range(passes):
+        loss.backward(retain_graph=passes > 1)
+    assert_same((loss.detach(), [p.grad / passes for p in model.parameters()]), expected)
 
 
-def test_a_functional_call_uses_the_tensors_it_is_given():
-    model, x = net(), batch()
+@EVERY_GAIN
+def test_a_functional_call_uses_the_tensors_it_is_given(how):
+    model, x = net(**how), batch()
     others = {name: 2 * parameter.detach() for name, parameter in model.named_parameters()}
-    expected = torch.func.functional_call(model, others, x)
-    with se.filtered_together(model):
-        assert torch.allclose(torch.func.functional_call(model, others, x), expected)
+    doubled = copy.deepcopy(model)
+    doubled.load_state_dict(others, strict=False)
+    assert torch.allclose(torch.func.functional_call(model, others, x), doubled.forward(x), atol=1e-6)
+    both = {name: torch.stack([parameter.detach()] * 2) for name, parameter in model.named_parameters()}
+    stacked = torch.vmap(lambda own: torch.func.functional_call(model, own, x))(both)
+    assert torch.allclose(stacked[1], model(x), atol=1e-5)
 
 
-def test_a_copy_made_inside_filters_for_itself():
-    model, x = net(), batch()
+@EVERY_GAIN
+def test_a_copy_filters_for_itself(how):
+    model, x = net(**how), batch()
     expected = gradients(model, x)
-    with se.filtered_together(model):
-        copies = [copy.deepcopy(model), pickle.loads(pickle.dumps(model.layers[0].parametrizations.weight[0]))]
-    assert not any(prepared(copies[0])) and copies[1].ready.weight is None
-    assert_same(gradients(copies[0], x), expected)
+    made = in_a_pass(model, x, lambda: copy.deepcopy(model))
+    step = pickle.loads(pickle.dumps(model.layers[0].parametrizations.weight[0]))
+    assert step.ready.weight is None and not any(ready(made))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    assert_same(gradients(made, x), expected)
+    assert served_once(made, x)
 
 
 def test_nothing_prepared_enters_the_state():
     model = net()
     names = set(model.state_dict())
-    with se.filtered_together(model):
-        assert set(model.state_dict()) == names
+    assert in_a_pass(model, batch(), lambda: set(model.state_dict())) == names
 
 
 @pytest.mark.slow
 def test_a_compiled_model_filters_in_its_own_graph():
     model, x = net(), batch()
-    expected = gradients(model, x)
+    expected = at_each_access(model, x)
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
-    with se.filtered_together(model):
-        loss = compiled(x).square().mean()
-        loss.backward()
-        assert_same((loss.detach(), [p.grad for p in model.parameters()]), expected)
+    loss = compiled(x).square().mean()
+    loss.backward()
+    assert_same((loss.detach(), [p.grad for p in model.parameters()]), expected)
+    assert not any(ready(model))
 
 
 def test_a_model_in_project_mode_or_without_soft_weights_is_left_alone():
-    model = net(softness=0.5, mode="project")
-    with se.filtered_together(model), se.filtered_together(nn.Linear(2, 2)):
-        assert not any(prepared(model))
+    for model in (net(softness=0.5, mode="project"), nn.Linear(2, 2)):
+        filtered_together(model).remove()
+        assert not model._forward_hooks and not model._forward_pre_hooks
 
 
 def test_what_is_no_model_is_refused():

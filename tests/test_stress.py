@@ -20,7 +20,8 @@ WAYS: dict[str, dict[str, Any]] = {
     "smooth": {"gain": se.smooth(1.0, 1.0)},
     "schur": {"gain": se.schur(1.5)},
 }
-SCALES = [1e-300, 1e-45, 1e-38, 1e-30, 1e-15, 1.0, 1e15, 1e30, 1e38, 1e300]
+# up to where the norm of a kernel, which bounds its coordinates, is still a number of float32
+SCALES = [1e-300, 1e-45, 1e-38, 1e-30, 1e-15, 1.0, 1e15, 1e30, 1e37, 1e300]
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 
 

@@ -16,7 +16,8 @@ from torch.nn.utils import parametrize
 from softequiv.adapt.checkpoint import stored_tensors
 from softequiv.errors import SoftEquivError
 from softequiv.nn import FilteredWeight, soft_weights
-from softequiv.nn.weight import HOOK_MARK, MARK, left_behind, projected_weights
+from softequiv.nn.hooks import GoesWithFilters, without_hooks
+from softequiv.nn.weight import MARK, left_behind, projected_weights
 
 Model = TypeVar("Model", bound=nn.Module)
 log = logging.getLogger("softequiv")
@@ -54,9 +55,7 @@ def bake(model: Model, *, copy: bool = False, example: Any = None) -> Model:
         unparametrize(module, weights)
     for module in plain.modules():
         module.__dict__.pop(MARK, None)
-        for number, hook in list(module._forward_hooks.items()):
-            if getattr(hook, HOOK_MARK, False):
-                del module._forward_hooks[number]
+        without_hooks(module, lambda hook: isinstance(hook, GoesWithFilters))
     parameters = dict(plain.named_parameters(remove_duplicate=False))
     for name, value in expected.items():
         if not torch.equal(parameters[name], value):

@@ -15,7 +15,7 @@ from softequiv.gains import softness as softness_gain
 from softequiv.gains.cone import LeastDistortion
 from softequiv.groups import Group
 from softequiv.groups.angles import range_of
-from softequiv.nn import Mode, SoftWeight, set_gain, soft_weights, soften_weight, softenable
+from softequiv.nn import Mode, SoftWeight, filtered_together, set_gain, soft_weights, soften_weight, softenable
 from softequiv.reps import Action
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -79,6 +79,7 @@ def carry_out(model: nn.Module, todo: Plan, mode: Mode = "parametrize") -> None:
         refuse_shared(model, todo)
     for weight in todo.weights:
         soften_weight(model.get_submodule(weight.found.module), weight.found.attribute, weight.soft, mode)
+    filtered_together(model)
 
 
 def refuse_shared(model: nn.Module, todo: Plan) -> None:

@@ -208,6 +208,16 @@ def armed(name: str, model: nn.Module, dial: float, setting: Setting) -> Armed:
     return ARMS[name](model, dial, setting)
 
 
+def trained_so(arm: str, turned: bool) -> bool:
+    """Whether an arm is run on turned pictures, or on upright ones: half batches on upright ones alone, as they ask
+    whether augmentation is beaten with as many passes.
+
+    >>> trained_so("ours", True), trained_so(HALF_BATCHES, True)
+    (True, False)
+    """
+    return not (turned and arm == HALF_BATCHES)
+
+
 def batch_of(name: str, batch: int) -> int:
     """The samples of a step of an arm."""
     return batch // 2 if name == HALF_BATCHES else batch

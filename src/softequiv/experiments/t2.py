@@ -17,7 +17,7 @@ from torch.nn import functional
 from softequiv.actions import Moves, Pictures
 from softequiv.baselines.augmentation import Augmented
 from softequiv.errors import MissingDataError, SoftEquivError
-from softequiv.experiments.arms import HALF_BATCHES, Setting, armed, batch_of
+from softequiv.experiments.arms import HALF_BATCHES, Setting, armed, batch_of, trained_so
 from softequiv.experiments.backbones import CLASSIFIER, opened, with_head
 from softequiv.experiments.base import Experiment, Scale, data_folder
 from softequiv.experiments.cells import Cell, Figures, Row, Settings
@@ -208,6 +208,7 @@ def main_settings(backbone: str, data: str, stops: Mapping[str, Sequence[float]]
         {**base_settings(backbone, data), "turned": turned, "arm": arm, "dial": dial}
         for turned in (True, False)
         for arm, dials in stops.items()
+        if trained_so(arm, turned)
         for dial in dials
     ]
 

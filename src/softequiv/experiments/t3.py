@@ -17,7 +17,7 @@ from torch import nn
 
 from softequiv.actions import Moves
 from softequiv.baselines.augmentation import Augmented
-from softequiv.experiments.arms import HALF_BATCHES, Setting, armed, batch_of
+from softequiv.experiments.arms import HALF_BATCHES, Setting, armed, batch_of, trained_so
 from softequiv.experiments.augmentation import against_augmentation, beaten
 from softequiv.experiments.backbones import CLASSIFIER, opened, with_head
 from softequiv.experiments.base import Experiment, Scale, data_folder
@@ -118,7 +118,12 @@ def settings_of(backbone: str, epochs: int, trained: Sequence[bool]) -> list[dic
     base = {"backbone": backbone, "epochs": epochs}
     stops = [(arm, dial) for arm, dials in STOPS.items() for dial in dials]
     return [
-        *({**base, "turned": turned, "arm": arm, "dial": dial} for turned in trained for arm, dial in stops),
+        *(
+            {**base, "turned": turned, "arm": arm, "dial": dial}
+            for turned in trained
+            for arm, dial in stops
+            if trained_so(arm, turned)
+        ),
         longer(base),
     ]
 

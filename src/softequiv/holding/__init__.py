@@ -4,7 +4,7 @@ from softequiv.asking import total_variation
 from softequiv.holding.gain import GainLimit, freeze_rest, limit_gain, untouched
 from softequiv.holding.held import HeldByMeasurement
 from softequiv.holding.mixture import Mixture
-from softequiv.holding.noise import Noisy, noisy
+from softequiv.holding.noise import noisy
 from softequiv.holding.orbit import OrbitMean
 from softequiv.holding.split import split_target
 from softequiv.holding.trainer import HeldCallback
@@ -14,7 +14,6 @@ __all__ = [
     "HeldByMeasurement",
     "HeldCallback",
     "Mixture",
-    "Noisy",
     "OrbitMean",
     "freeze_rest",
     "limit_gain",

@@ -3,36 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from softequiv.adapt.plan import matching
 from softequiv.errors import SoftEquivError, WeightError, checked_amount
 from softequiv.groups.angles import range_of
 from softequiv.nn import SoftWeight, soft_weights
-from softequiv.nn.weight import HOOK_MARK
+from softequiv.nn.hooks import GoesWithFilters, Hooks
 from softequiv.spectrum import Spectrum, spectrum
 
 LARGEST = 2.001  # no error of an orthogonal action exceeds 2, but for rounding
 
 
-@dataclass(frozen=True)
-class Noisy:
-    """The hooks of `noisy`; `remove` takes them off."""
-
-    hooks: tuple[RemovableHandle, ...]
-
-    def remove(self) -> None:
-        """No more noise."""
-        for hook in self.hooks:
-            hook.remove()
-
-
-def noisy(model: nn.Module, within: float | str, scale: float = 1.0, *, skip: Iterable[str] = ()) -> Noisy:
+def noisy(model: nn.Module, within: float | str, scale: float = 1.0, *, skip: Iterable[str] = ()) -> Hooks:
     """Add noise to the output of every module with soft weights, in training mode only:
 
         y -> y + scale * error(W, within) * rms(y) * n,   n ~ N(0, 1) for each entry,
@@ -81,7 +67,7 @@ def noisy(model: nn.Module, within: float | str, scale: float = 1.0, *, skip: It
         weights.setdefault(weight.module, []).append(weight)
     if not weights:
         raise WeightError("this model has no soft weights after which to add noise; call soften first, or skip fewer")
-    return Noisy(
+    return Hooks(
         tuple(
             module.register_forward_hook(_Noise([_Residual(weight, reach) for weight in own], times))
             for module, own in weights.items()
@@ -110,12 +96,11 @@ class _Residual:
         return change.sqrt()
 
 
-class _Noise:
+class _Noise(GoesWithFilters):
     """A forward hook."""
 
     def __init__(self, residuals: Iterable[_Residual], scale: float) -> None:
         self.residuals, self.scale = list(residuals), scale
-        setattr(self, HOOK_MARK, True)
 
     def __call__(self, module: nn.Module, args: Any, output: Any) -> Any:
         if not module.training or self.scale == 0:

@@ -2,77 +2,82 @@
 
 At each access a weight is filtered by itself: by one small operation, or, where it has an error target, by some 150
 that solve an equation. Telling a GPU of them takes longer than doing them. Here those of all weights are done together,
-and between two steps, when the GPU is busy with what it was told before.
+at the start of each pass of the model.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
-from types import TracebackType
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim.optimizer import register_optimizer_step_post_hook
-from torch.utils.hooks import RemovableHandle
 
 from softequiv.gains import Cone
-from softequiv.nn.weight import FilteredWeight, Sharing, nearest_in_cones, sharing, soft_weights, through_linear
+from softequiv.nn.hooks import GoesWithFilters, Hooks, without_hooks
+from softequiv.nn.weight import (
+    FilteredWeight,
+    Sharing,
+    SoftWeight,
+    nearest_in_cones,
+    sharing,
+    soft_weights,
+    through_linear,
+)
 from softequiv.spectrum import Filter
 
 
-def filtered_together(model: nn.Module) -> FilteredTogether:
-    """A context in which all weights in "parametrize" mode have been filtered, together, and are again after each step
-    of an optimiser: put it around a training.
+def filtered_together(model: nn.Module) -> Hooks:
+    """Let each forward pass of a model filter all weights in "parametrize" mode at once; `soften` does so by itself.
 
-    Values and gradients are those without it, but that a weight with an error target which no loss uses has a gradient
-    of 0. Several forward passes may come before a backward pass; a second backward pass before the next step solves for
-    error targets at each access. Activations are checkpointed with `use_reentrant=False`. A weight whose Theta or gain
-    changes inside is filtered at each access, until the next step; only what is written through `theta.data` goes
-    unseen. Compiled models filter in their own graph and gain nothing.
+    Values and gradients are those of a filter at each access, which stays the way outside a pass of this very module,
+    as where a part of it is called alone; where the pass is compiled, traced or transformed; and where processes train
+    together, since DDP sends each gradient as soon as it is there. `remove` of what is returned takes it off.
 
-    >>> import softequiv as se
-    >>> layers = nn.Sequential(nn.Conv2d(3, 8, 5), nn.Conv2d(8, 8, 5))
-    >>> net = se.soften(layers, "SO(2)", error=0.1, within=se.degrees(30))
-    >>> optimizer = torch.optim.AdamW(net.parameters())
-    >>> with filtered_together(net):
-    ...     for x in torch.randn(2, 1, 3, 16, 16):
-    ...         net(x).square().mean().backward()
-    ...         optimizer.step()
-    ...         optimizer.zero_grad()
+    >>> from softequiv import SO, scalar, vector
+    >>> from softequiv.nn import SoftLinear
+    >>> space = 4 * scalar(SO(3)) + 4 * vector(SO(3))
+    >>> net = nn.Sequential(SoftLinear(space, space), SoftLinear(space, space))
+    >>> x = torch.randn(5, space.dim)
+    >>> apart = net(x)
+    >>> hooks = filtered_together(net)
+    >>> torch.allclose(net(x), apart, atol=1e-6)
+    True
     """
-    return FilteredTogether(model)
+    at_once = AtOnce(weight for weight in soft_weights(model) if weight.filtered.mode == "parametrize")
+    without_hooks(model, lambda hook: isinstance(hook, AtOnce))  # which may know fewer weights
+    if not at_once.chains:
+        return Hooks(())
+    return Hooks((model.register_forward_pre_hook(at_once), model.register_forward_hook(at_once, always_call=True)))
 
 
-class FilteredTogether:
-    """The context of `filtered_together`."""
+class AtOnce(GoesWithFilters):
+    """The hook of `filtered_together`, called before a pass, and with its answers after it."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, weights: Iterable[SoftWeight]) -> None:
         self.chains: list[tuple[Any, FilteredWeight]] = []  # a weight's list of parametrisations, and ours in it
-        for weight in soft_weights(model):
-            if weight.filtered.mode == "parametrize":
-                lists: Any = weight.module.parametrizations
-                if lists[weight.attribute][0] is weight.filtered:  # nothing comes before it
-                    self.chains.append((lists[weight.attribute], weight.filtered))
-        self.hook: RemovableHandle | None = None
+        for weight in weights:
+            lists: Any = weight.module.parametrizations
+            if lists[weight.attribute][0] is weight.filtered:  # nothing comes before it
+                self.chains.append((lists[weight.attribute], weight.filtered))
+        self.under_way = False
         self.filters: list[Sharing] = []
         self.grouped: list[tuple[torch.dtype, torch.device]] = []  # `fitted` of the weights that these filters are for
 
-    def __enter__(self) -> None:
-        if self.hook is None and not torch.compiler.is_compiling():
-            self.prepare()
-            self.hook = register_optimizer_step_post_hook(self.after_step)
-
-    def after_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
-        """Prepare again where an optimiser may have changed a weight; a fused one leaves no trace in its version."""
-        own = {id(chain.original) for chain, _ in self.chains}
-        if any(id(parameter) in own for group in optimizer.param_groups for parameter in group["params"]):
+    def __call__(self, model: nn.Module, inputs: Any, *answers: Any) -> None:
+        if torch.compiler.is_compiling():  # a compiled pass filters in its own graph
+            return
+        if answers:
+            self.under_way = False
+            for _, filtered in self.chains:
+                filtered.ready.end(self)
+        elif not (traced_or_transformed() or trained_by_several()):
+            self.under_way = True
             self.prepare()
 
     def prepare(self) -> None:
-        """Filter all weights for their next use."""
-        self.forget()
+        """Filter all weights for this pass."""
         thetas: list[Tensor] = []
         linear: list[tuple[FilteredWeight, Filter]] = []
         cones: dict[torch.device, list[tuple[Tensor, FilteredWeight]]] = {}
@@ -82,7 +87,7 @@ class FilteredTogether:
             whole = not hasattr(theta, "full_tensor") and not theta.is_inference()  # not sharded, and with a version
             learns = theta.requires_grad or not recording  # the frozen have no part in a recorded table
             fits = (theta.dtype, theta.device) == filtered.fitted
-            if not (whole and learns and fits):
+            if not (whole and learns and fits) or filtered.ready.during_another(self):
                 continue
             apply = filtered.filter
             if isinstance(apply, Filter):
@@ -94,12 +99,10 @@ class FilteredTogether:
         if linear:
             weights = _Linear.apply(self.grouping(linear), *thetas)  # type: ignore[no-untyped-call]
             for theta, (filtered, _), weight in zip(thetas, linear, weights, strict=True):
-                filtered.ready.fill(weight, theta, filtered.fitted)
+                filtered.ready.fill(weight, theta, filtered.fitted, self)
         for members in cones.values():
             for (theta, filtered), weight in zip(members, nearest_in_cones(members), strict=True):
-                filtered.ready.fill(weight, theta, filtered.fitted)
-                if weight.requires_grad:  # what was recorded serves one backward pass
-                    weight.register_hook(lambda _, spent=filtered.ready: spent.clear())
+                filtered.ready.fill(weight, theta, filtered.fitted, self)
 
     def grouping(self, linear: Sequence[tuple[FilteredWeight, Filter]]) -> list[Sharing]:
         """Which of these weights go together; to find that out takes longer than to filter them."""
@@ -109,18 +112,17 @@ class FilteredTogether:
             self.filters = sharing((apply, filtered.soft, *filtered.fitted) for filtered, apply in linear)
         return self.filters
 
-    def forget(self) -> None:
-        """Filter at each access from now on."""
-        for _, filtered in self.chains:
-            filtered.ready.clear()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.forget()
-        if self.hook is not None:
-            self.hook.remove()
-            self.hook = None
+def traced_or_transformed() -> bool:
+    """Whether operations are recorded to be run with other tensors."""
+    tracing: bool = torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
+    return tracing or torch._C._are_functorch_transforms_active()
+
+
+def trained_by_several() -> bool:
+    """Whether this process is one of several."""
+    distributed = torch.distributed
+    return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
 
 
 class _Linear(torch.autograd.Function):

@@ -9,17 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Protocol, get_args
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
-from torch.utils.hooks import RemovableHandle
 
 from softequiv._cache import on_the_cpu
 from softequiv.errors import GainError, SoftEquivError, WeightError
 from softequiv.gains import Composed, Cone, Gain, LevelGain, WeightFilter
 from softequiv.gains.cone import nearest
+from softequiv.nn.hooks import Hooks
 from softequiv.nn.module import check_module
 from softequiv.reps import Rep
 from softequiv.spectrum import Filter, spectrum
@@ -29,7 +29,6 @@ from softequiv.spectrum.transforms import tf32_allowed
 Mode = Literal["parametrize", "project"]
 MARK = "_soft_weights"  # where a plain module remembers what `hold` must project
 ADAPTED = "base_layer"  # what PEFT calls the layer to which it adds
-HOOK_MARK = "goes_with_the_filters"  # true of forward hooks that a plain model does not have
 
 
 @dataclass(frozen=True)
@@ -150,30 +149,53 @@ def times_matrix(weight: Tensor, matrix: Tensor) -> Tensor:
         torch.set_autocast_enabled(kind, autocast)
 
 
+class Pass(Protocol):
+    """A pass of a model for which weights were filtered ahead."""
+
+    under_way: bool
+
+
 @dataclass(slots=True)
 class Prepared:
-    """W = gain(Theta), filtered ahead of its use, and what it was made from; empty where nothing is ready."""
+    """W = gain(Theta), filtered ahead of its use, and what it was made from; empty where nothing is ready.
+
+    It serves while the pass is under way for which it was made, so that it cannot be out of date, and in the backward
+    pass after it, in which checkpointed activations are computed again.
+    """
 
     weight: Tensor | None = None
     theta: Tensor | None = None
     version: int = 0
     fitted: tuple[torch.dtype, torch.device] | None = None
+    during: Pass | None = None
+    recorded: bool = False  # whether gradients will come back through it
 
-    def fill(self, weight: Tensor, theta: Tensor, fitted: tuple[torch.dtype, torch.device]) -> None:
+    def fill(self, weight: Tensor, theta: Tensor, fitted: tuple[torch.dtype, torch.device], during: Pass) -> None:
         """Have this ready from now on."""
         self.weight, self.theta, self.version, self.fitted = weight, theta, theta._version, fitted
+        self.during, self.recorded = during, False
 
-    def clear(self) -> None:
-        """Have nothing ready."""
-        self.weight = self.theta = None
+    def during_another(self, own: Pass) -> bool:
+        """Whether it is ready for a pass around this one."""
+        return self.during is not None and self.during is not own and self.during.under_way
 
-    def serves(self, theta: Tensor, fitted: tuple[torch.dtype, torch.device]) -> bool:
-        """Whether filtering now would give the same value and the same gradient."""
-        weight = self.weight
+    def end(self, during: Pass) -> None:
+        """The pass is over: let go of what its backward pass will not ask for."""
+        if self.during is during and not self.recorded:
+            self.weight = self.theta = None
+
+    def serve(self, theta: Tensor, fitted: tuple[torch.dtype, torch.device]) -> Tensor | None:
+        """The weight, if filtering now would give the same value and the same gradient."""
+        weight, during = self.weight, self.during
         if weight is None or theta is not self.theta or theta._version != self.version or fitted is not self.fitted:
-            return False
-        recorded = weight.requires_grad == theta.requires_grad and not weight.is_inference()
-        return recorded or not torch.is_grad_enabled()
+            return None
+        if not (during is not None and during.under_way) and torch._C._current_graph_task_id() < 0:
+            return None
+        if torch.is_grad_enabled():
+            if weight.requires_grad != theta.requires_grad or weight.is_inference():
+                return None
+            self.recorded = True
+        return weight
 
 
 class FilteredWeight(nn.Module):
@@ -186,7 +208,7 @@ class FilteredWeight(nn.Module):
     def __init__(self, soft: Soft, mode: Mode, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
         self.mode = mode
-        self.ready = Prepared()  # filled and cleared, never replaced: to set an attribute of a module takes longer
+        self.ready = Prepared()  # filled, never replaced: to set an attribute of a module takes longer
         self.order: tuple[str, ...] = ()  # of the module's parameters, for baking: torch moves what is parametrised
         self.set_soft(soft, dtype, device)
 
@@ -211,8 +233,8 @@ class FilteredWeight(nn.Module):
     def forward(self, theta: Tensor) -> Tensor:
         theta = whole(theta)  # sharded where a weight is looked at between steps
         compiling = torch.compiler.is_compiling()
-        if not compiling and self.ready.serves(theta, self.fitted):
-            return self.ready.weight  # type: ignore[return-value]
+        if not compiling and (ready := self.ready.serve(theta, self.fitted)) is not None:
+            return ready
         factor = None if compiling else self.factor
         if (
             factor is None
@@ -457,19 +479,7 @@ def project_gradients(weights: Iterable[SoftWeight]) -> None:
     )
 
 
-@dataclass(frozen=True)
-class Held:
-    """The two hooks of `hold`; `remove` takes them off."""
-
-    hooks: tuple[RemovableHandle, ...]
-
-    def remove(self) -> None:
-        """Stop holding."""
-        for hook in self.hooks:
-            hook.remove()
-
-
-def hold(model: nn.Module, optimizer: torch.optim.Optimizer) -> Held:
+def hold(model: nn.Module, optimizer: torch.optim.Optimizer) -> Hooks:
     """Keep a model in project mode on its constraints: gradients are projected before each step, weights after it.
 
     >>> import softequiv as se
@@ -490,7 +500,7 @@ def hold(model: nn.Module, optimizer: torch.optim.Optimizer) -> Held:
 
     before = stepping.register_step_pre_hook(lambda _, args, kwargs: before_step(args, kwargs, project_now))
     after = stepping.register_step_post_hook(lambda *_: filter_all((w.stored, w.filtered) for w in still_soft()))
-    return Held((before, after))
+    return Hooks((before, after))
 
 
 def before_step(

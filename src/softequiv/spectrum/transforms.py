@@ -16,7 +16,6 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-MOST_UNROLLED = 8  # directions that a compiled kernel keeps in registers
 LARGEST_SUM = 2**25  # numbers: 128 MB for a moment
 
 
@@ -230,7 +229,8 @@ def each_copy(part: Tensor, act: SmallMap, rows: tuple[int, int], columns: tuple
 
 
 def times(x: Tensor, matrix: Tensor) -> Tensor:
-    """x @ matrix for a small matrix; as a sum where that is fused, or where TF32 would take the product's digits."""
+    """x @ matrix for a small matrix; as a sum where TF32 would take the product's digits, and in compiled passes, which
+    fuse it with the cast of the weight, so that nothing more is launched."""
     summed = torch.compiler.is_compiling() or (tf32_allowed(x) and x.numel() * len(matrix) <= LARGEST_SUM)
     return (x[..., None, :] * matrix.mT).sum(-1) if summed else product(x, matrix)
 
@@ -265,29 +265,17 @@ class Multiple(Core):
 
 @dataclass(frozen=True)
 class Matrix(Core):
-    """A small symmetric matrix (D, D), also as rest * 1 + sum_k amounts_k v_k v_k^T with the fewest directions v_k."""
+    """A small symmetric matrix (D, D)."""
 
     matrix: Tensor
-    rest: int
-    amounts: tuple[float, ...]
-    directions: Tensor
 
     def __call__(self, x: Tensor) -> Tensor:
-        if not (torch.compiler.is_compiling() and len(self.amounts) <= MOST_UNROLLED):
-            return times(x, self.matrix)
-        y = x if self.rest else torch.zeros_like(x)
-        for amount, direction in zip(self.amounts, self.directions, strict=True):  # fused: each number is read once
-            y = y + amount * (x * direction).sum(-1, keepdim=True) * direction
-        return y
+        return times(x, self.matrix)
 
     @staticmethod
     def of(basis: Tensor, gains: Tensor) -> Matrix:
         """basis diag(gains) basis^T."""
-        kept, changed = gains != 0, gains != 1
-        rest = int(kept.sum() > changed.sum())
-        chosen = changed if rest else kept
-        amounts = tuple((gains[chosen] - rest).tolist())
-        return Matrix((basis * gains) @ basis.mT, rest, amounts, basis[:, chosen].mT.contiguous())
+        return Matrix((basis * gains) @ basis.mT)
 
 
 @dataclass(frozen=True)
