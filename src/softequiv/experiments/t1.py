@@ -161,7 +161,7 @@ def page(rows: Sequence[Row], scale: Scale) -> Page:
             *dials_move(found, DIALLED),
         )
     ]
-    claims += against_augmentation(rows)
+    claims += against_augmentation(rows, ("ours", *SEEING_TURNS))
     counts = sorted({len({row["seed"] for row in rows if row["arm"] == arm}) for arm in {row["arm"] for row in rows}})
     seeds = " or ".join(str(count) for count in counts)
     return Page(
@@ -221,7 +221,7 @@ def beside_augmentation(rows: Sequence[Row]) -> dict[str, Curves]:
     return shown
 
 
-def against_augmentation(rows: Sequence[Row]) -> list[Claim]:
+def against_augmentation(rows: Sequence[Row], arms: Sequence[str]) -> list[Claim]:
     """Whether arms trained on upright digits beat the plain network trained on turned ones, for all labels and few."""
     claims = []
     for symmetry in dict.fromkeys(row["symmetry"] for row in rows):
@@ -232,7 +232,7 @@ def against_augmentation(rows: Sequence[Row]) -> list[Claim]:
             claims += [
                 replace(made[arm], text=f"{symmetry}, {100 * labels:g} % of the labels: {made[arm].text}")
                 for made in against(found, turned).values()
-                for arm in ("ours", *SEEING_TURNS)
+                for arm in arms
                 if arm in made
             ]
     return claims

@@ -21,7 +21,7 @@ from softequiv.experiments.cells import Cell, Figures, Row, Settings
 from softequiv.experiments.compare import curves, dials_move, lower_errors, trade_off
 from softequiv.experiments.costs import plain_cnn
 from softequiv.experiments.pages import Page
-from softequiv.experiments.t1 import RANGE, digits, learnt, stop_table
+from softequiv.experiments.t1 import RANGE, against_augmentation, digits, learnt, stop_table
 from softequiv.gains import softness
 from softequiv.groups import SO, C, degrees
 from softequiv.training import Recipe
@@ -40,9 +40,16 @@ STOPS: dict[str, tuple[float, ...]] = {
 }
 OF_ANY_MODEL = ("penalty", "held + labels", "mixture")
 KINDS = {"of weights": ("ours", "ours (typed)"), "of the network": ("held + labels", "mixture")}
+DIALS = [arm for arms in KINDS.values() for arm in arms]
+ARMS = "The dial of the relaxed group CNN over C4 is its number of filter banks (1 is strict), that of ours the \
+softness of every kernel of a plain CNN under SO(2), that of 'ours (typed)' the softness of a CNN whose channels carry \
+the frequencies 0, 1 and 2: 0 is strict, more lets them leak. 'penalty', 'held + labels' and 'mixture' are of the \
+plain CNN: a price on its KL, the KL at which a price keeps it, which also learns from the digits that it turns to \
+measure, and the share of its answer that is not averaged over quarter turns."
 PAPER = "The paper reports combined accuracies of 83.08 / 81.25 / 82.74 for 2 / 3 / 4 filter banks and 85.52 / 85.22 / \
 85.11 for its own MLP at softness .7 / .8 / .9; it does not say how large the networks are."
 RECIPE = Recipe(epochs=10, batch=512, optimizer="adam", rate=2e-3, weight_decay=1e-4, schedule="linear")
+NARROW = {"labels": 0.1, "batch": 64, "widths": (2, 4, 8)}  # as many steps as with all digits
 
 
 def cells(scale: Scale) -> list[Cell]:
@@ -52,6 +59,8 @@ def cells(scale: Scale) -> list[Cell]:
         quick = {**base, "labels": 0.01, "epochs": 1, "turned": False, "tested": 100, "seed": 0}
         chosen = [("plain", 1.0), ("relaxed", 2.0), ("ours", 0.5)]
         return [Cell("T1b", {**quick, "arm": arm, "dial": dial}) for arm, dial in chosen]
+    if scale == "small":
+        base |= NARROW
     return [
         Cell("T1b", {**base, "turned": turned, "arm": arm, "dial": stop, "seed": seed})
         for turned in (False, True)
@@ -61,16 +70,16 @@ def cells(scale: Scale) -> list[Cell]:
     ]
 
 
-def network(arm: str, dial: float, seed: int) -> nn.Module:
+def network(arm: str, dial: float, seed: int, widths: Sequence[int] = WIDTHS) -> nn.Module:
     """The network of an arm, all with as many feature maps."""
     torch.manual_seed(seed)
-    wide = [width * int(GROUP.order) for width in WIDTHS]
+    wide = [width * int(GROUP.order) for width in widths]
     if arm == "relaxed":
-        return RelaxedGroupCNN(GROUP, 1, 10, banks=int(dial), widths=WIDTHS)
+        return RelaxedGroupCNN(GROUP, 1, 10, banks=int(dial), widths=widths)
     if arm == "group CNN":
-        return GroupCNN(GROUP, 1, 10, widths=WIDTHS)
+        return GroupCNN(GROUP, 1, 10, widths=widths)
     if arm == "ours (typed)":
-        return steerable_cnn(SO(2), 1, 10, widths=WIDTHS, gain=softness(dial))
+        return steerable_cnn(SO(2), 1, 10, widths=widths, gain=softness(dial))
     model: nn.Module = plain_cnn(wide, channels=1)
     if arm == "ours":
         soften(model, SO(2), softness=dial)
@@ -81,10 +90,11 @@ def network(arm: str, dial: float, seed: int) -> nn.Module:
 def work(settings: Settings) -> Figures:
     """Train one network and judge it."""
     arm, dial = settings["arm"], settings["dial"]
-    model = network(arm, dial, settings["seed"])
+    model = network(arm, dial, settings["seed"], settings.get("widths", WIDTHS))
+    recipe = replace(RECIPE, batch=settings.get("batch", RECIPE.batch))
     if arm in OF_ANY_MODEL:
-        return learnt(armed(arm, model, dial, Setting(SO(2), degrees(RANGE), digits().acts, 1)), settings, RECIPE)
-    return learnt(Armed(model), settings, RECIPE)
+        return learnt(armed(arm, model, dial, Setting(SO(2), degrees(RANGE), digits().acts, 1)), settings, recipe)
+    return learnt(Armed(model), settings, recipe)
 
 
 def page(rows: Sequence[Row], scale: Scale) -> Page:
@@ -95,26 +105,23 @@ def page(rows: Sequence[Row], scale: Scale) -> Page:
         if any(row["turned"] == turned for row in rows)
     }
     first = next(iter(panels.values()))
+    widths = rows[0].settings.get("widths", WIDTHS)
     return Page(
         "T1b. Relaxed group convolutions on MNIST",
         [
-            f"CNNs of three 5 x 5 layers with {' / '.join(str(4 * width) for width in WIDTHS)} feature maps on "
-            f"{len(digits().train):,} digits, {rows[0]['epochs']} epochs of Adam, {len({row['seed'] for row in rows})} "
-            f"seeds; turned digits within {RANGE} degrees. The dial of the relaxed group CNN over C4 is its number of "
-            "filter banks (1 is strict), that of ours the softness of every kernel of a plain CNN under SO(2), that of "
-            "'ours (typed)' the softness of a CNN whose channels carry the frequencies 0, 1 and 2: 0 is strict, more "
-            "lets them leak. 'penalty', 'held + labels' and 'mixture' are of the plain CNN: a price on its KL, the KL "
-            "at which a price keeps it, which also learns from the digits that it turns to measure, and the share of "
-            "its answer that is not averaged over quarter turns.",
+            f"CNNs of three 5 x 5 layers with {' / '.join(str(4 * width) for width in widths)} feature maps on "
+            f"{rows[0]['trained on']:,} digits, {rows[0]['epochs']} epochs of Adam, "
+            f"{len({row['seed'] for row in rows})} seeds; turned digits within {RANGE} degrees. {ARMS}",
             PAPER,
         ],
         [
             replace(claim, text=f"without turns: {claim.text}")
             for claim in (
                 *lower_errors(first, KINDS, ("relaxed", "group CNN", "penalty")),
-                *dials_move(first, [arm for arms in KINDS.values() for arm in arms]),
+                *dials_move(first, DIALS),
             )
-        ],
+        ]
+        + against_augmentation(rows, ("penalty", *DIALS)),
         [stop_table(title, [r for r in rows if r["turned"] == ("turned" in title)]) for title in panels],
         [trade_off("curves", panels, "combined accuracy, %", "invariance error (KL)")],
     )
