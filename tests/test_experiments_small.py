@@ -273,7 +273,8 @@ def test_what_beats_augmentation_does_so_with_the_same_labels_and_more_than_one_
             *rows("penalty", False, 0.01, 0.83, 0.1, seeds=1),
             *rows("plain", True, 1.0, 0.96, 0.05),
             *rows("held", False, 1.0, 0.83, 0.1),
-        ]
+        ],
+        ("ours", "penalty", "held"),
     )
     held = {claim.text: claim.holds for claim in found}
     few = "rotation, 1 % of the labels: "
