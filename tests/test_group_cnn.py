@@ -43,7 +43,7 @@ from softequiv.baselines.rpp import rpp
 from softequiv.baselines.steerable import fields, steerable_cnn
 from softequiv.errors import GroupError, RepresentationError, SoftEquivError
 from softequiv.groups import Element, Group
-from softequiv.nn import SoftConv2d
+from softequiv.nn import CopyBatchNorm, SoftConv2d
 from softequiv.nn.layers import kernel_soft
 from softequiv.reps import regular
 from softequiv.spectrum import spectrum
@@ -83,6 +83,9 @@ def randomised(model: nn.Module, dtype: torch.dtype = torch.float64) -> nn.Modul
         if isinstance(norm, nn.BatchNorm3d):
             norm.running_mean.normal_()  # type: ignore[union-attr]
             norm.running_var.uniform_(0.5, 2)  # type: ignore[union-attr]
+        if isinstance(norm, CopyBatchNorm):
+            norm.running_mean.normal_()
+            norm.running_square.uniform_(0.5, 2)
     return model.to(dtype)
 
 

@@ -18,6 +18,7 @@ from draws import as_trained, spaces, weight, weight_reps
 from softequiv.errors import RepresentationError, SoftEquivError, WeightError
 from softequiv.groups import Element, Group
 from softequiv.nn import (
+    CopyBatchNorm,
     CopyNorm,
     Gated,
     Layout,
@@ -197,7 +198,7 @@ def small_network(gain: Any, mode: Any) -> nn.Module:
     return nn.Sequential(
         SoftConv2d(fields, gated(fields), 3, gain, mode=mode),
         Gated(fields, dim=1),
-        CopyNorm(fields, dim=1),
+        CopyBatchNorm(fields, dim=1),
         SoftConvTranspose2d(fields, fields, 3, gain, mode=mode),
         NormReLU(fields, dim=1),
         nn.AdaptiveAvgPool2d(1),
@@ -471,11 +472,17 @@ def test_a_typed_convolution_compiles_into_one_graph(group, kind, options, gain)
 
 def nonlinearity(name: str, rep: Rep, dim: int, seed: int) -> tuple[nn.Module, Rep]:
     """A layer with drawn parameters, and the type that it takes."""
-    made = {"gated": Gated, "norm relu": NormReLU, "copy norm": CopyNorm, "vector relu": VectorReLU}[name](rep, dim=dim)
-    return randomised(made, seed), gated(rep) if name == "gated" else rep
+    return randomised(KINDS[name](rep, dim=dim), seed), gated(rep) if name == "gated" else rep
 
 
-NAMES = ("gated", "norm relu", "copy norm")
+KINDS = {
+    "gated": Gated,
+    "norm relu": NormReLU,
+    "copy norm": CopyNorm,
+    "copy batch norm": CopyBatchNorm,
+    "vector relu": VectorReLU,
+}
+NAMES = [name for name in KINDS if name != "vector relu"]  # which takes one space alone
 
 
 @settings(max_examples=100)
@@ -518,6 +525,45 @@ def test_nonlinearities_do_what_they_say():
     # the first copy looks along the second, (1, 1, 0); the second along minus the first
     y = neurons(torch.tensor([1.0, -3, 5, 1, 1, 0]))
     assert torch.allclose(y[:3], torch.tensor([2.0, -2, 5])) and torch.allclose(y[3:], torch.tensor([1.0, 1, 0]))
+
+
+def test_batch_norm_of_scalars_is_that_of_torch():
+    rep = 2 * se.scalar(se.SO(2)) + se.frequency(se.SO(2), 1) + se.scalar(se.SO(2))
+    typed, plain, scalars = CopyBatchNorm(rep, dim=1), nn.BatchNorm2d(3), [0, 1, 4]
+    for model in (typed, plain):
+        randomised(model, 3)
+    with torch.no_grad():
+        typed.scale[[0, 1, 3]] = plain.weight
+        typed.shift.copy_(plain.bias)
+    for step in range(3):
+        x = 2 + 3 * noise(64, rep.dim, 5, 5, seed=step)
+        torch.testing.assert_close(typed(x)[:, scalars], plain(x[:, scalars]), rtol=1e-4, atol=1e-5)
+    x = noise(4, rep.dim, 5, 5)
+    torch.testing.assert_close(typed.eval()(x)[:, scalars], plain.eval()(x[:, scalars]), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_batch_norm_commutes_with_the_group_and_keeps_places_apart(training):
+    rep = 3 * se.frequency(se.SO(2), 1) + 2 * se.scalar(se.SO(2))
+    layer = randomised(CopyBatchNorm(rep, dim=1), 0)
+    x = 5 * noise(8, rep.dim, 4, 4)
+    for _ in range(50):
+        layer(x)
+    x[..., 0] = 0  # a blank column
+    layer.train(training)
+    y = layer(x)
+    assert float(y[:, :6, :, 0].abs().max().detach()) == 0
+    g = se.SO(2).element(1.0)
+    assert_same(layer(turned(x, rep, g, 1)), turned(y, rep, g, 1), x)
+    if not training:
+        assert_same(layer(x[:1]), y[:1], x)  # no sample hears of the others
+
+
+def test_batch_norm_refuses_to_learn_from_one_value():
+    layer = CopyBatchNorm(2 * se.vector(se.SO(3)))
+    with pytest.raises(WeightError, match=r"got one of each; give it more, or eval\(\)"):
+        layer(noise(1, 6))
+    assert layer.eval()(noise(1, 6)).shape == (1, 6)
 
 
 @pytest.mark.parametrize("bias", [-1.0, 0.0, 1.0])
@@ -563,7 +609,7 @@ def test_gradients_flow_and_are_bounded_at_zero(name, dtype):
 
 
 def test_lengths_are_refused_where_the_group_does_not_keep_them():
-    for make in (NormReLU, CopyNorm, VectorReLU):
+    for make in (NormReLU, CopyNorm, CopyBatchNorm, VectorReLU):
         with pytest.raises(RepresentationError, match=r"uses lengths, which .* does not keep; use Gated"):
             make(3 * se.vector(se.Lorentz()))
 

@@ -16,7 +16,7 @@ from softequiv.baselines.group_cnn import CentredHalving
 from softequiv.errors import SoftEquivError, checked_size
 from softequiv.gains import Gain
 from softequiv.groups import C, D, Group
-from softequiv.nn import CopyNorm, Gated, SoftConv2d, gated
+from softequiv.nn import CopyBatchNorm, Gated, SoftConv2d, gated
 from softequiv.nn.layers import EXACT
 from softequiv.reps import Action, Rep, direct_sum, frequency, scalar
 
@@ -42,9 +42,9 @@ def steerable_cnn(
     gain: Gain = EXACT,
     action: Action = "exact",
 ) -> nn.Sequential:
-    """A classifier, (N, in, H, W) to (N, classes), strict by default: typed convolutions, norm by copies, gates,
-    centred halving; the last layer has scalars only, whose mean over the picture goes through a linear head. Another
-    gain lets types leak into each other.
+    """A classifier, (N, in, H, W) to (N, classes), strict by default: typed convolutions, batch norm by copies, gates,
+    centred halving; the last layer has scalars only, as many as feature maps of its width, whose mean over the picture
+    goes through a linear head. Another gain lets types leak into each other.
 
     Exactly invariant under the quarter turns (and flips) of its group at even and odd sizes, under other turns as
     nearly as pixels turn. With all frequencies up to 2, a layer between widths c and c' has about 5 c 5 c' k^2 / |G|
@@ -63,13 +63,13 @@ def steerable_cnn(
     checked_size("kernel_size", kernel_size)
     if not isinstance(frequencies, int) or frequencies < 0:
         raise SoftEquivError(f"frequencies run from 0 up to a whole number; got {frequencies!r}")
-    types = [in_channels * scalar(group)]
-    types += [fields(group, width, frequencies) for width in widths[:-1]] + [widths[-1] * scalar(group)]
+    typed = [fields(group, width, frequencies) for width in widths]
+    types = [in_channels * scalar(group), *typed[:-1], typed[-1].dim * scalar(group)]
     parts: list[nn.Module] = []
     for source, target in pairwise(types):
         if parts:
             parts.append(CentredHalving())
         wide = gated(target)
         parts.append(SoftConv2d(source, wide, kernel_size, gain, padding=kernel_size // 2, action=action))
-        parts += [CopyNorm(wide, dim=1), Gated(target, dim=1)]
-    return nn.Sequential(*parts, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(widths[-1], classes))
+        parts += [CopyBatchNorm(wide, dim=1), Gated(target, dim=1)]
+    return nn.Sequential(*parts, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(types[-1].dim, classes))

@@ -10,7 +10,7 @@ from softequiv.nn.layers import (
     SoftLinear,
     SoftTable,
 )
-from softequiv.nn.nonlinear import CopyNorm, Gated, NormReLU, VectorReLU, gated
+from softequiv.nn.nonlinear import CopyBatchNorm, CopyNorm, Gated, NormReLU, VectorReLU, gated
 from softequiv.nn.together import filtered_together
 from softequiv.nn.weight import (
     FilteredWeight,
@@ -28,6 +28,7 @@ from softequiv.nn.weight import (
 )
 
 __all__ = [
+    "CopyBatchNorm",
     "CopyNorm",
     "FilteredWeight",
     "Gated",

@@ -30,10 +30,15 @@ def gated(rep: Rep) -> Rep:
     return rep + gates * Trivial(rep.group) if gates else rep
 
 
-def channels_last(x: Tensor, dim: int, channels: int, what: str) -> Tensor:
-    """Features with their channels, as many as `what` takes, moved from `dim` to the end."""
+def check_channels(x: Tensor, dim: int, channels: int, what: str) -> None:
+    """Features have as many channels at `dim` as `what` takes."""
     if x.shape[dim] != channels:
         raise WeightError(f"{what} takes {channels} channels at axis {dim}; got {x.shape[dim]} of {tuple(x.shape)}")
+
+
+def channels_last(x: Tensor, dim: int, channels: int, what: str) -> Tensor:
+    """Features with their channels, as many as `what` takes, moved from `dim` to the end."""
+    check_channels(x, dim, channels, what)
     return x.movedim(dim, -1)
 
 
@@ -159,6 +164,75 @@ class CopyNorm(nn.Module):
         mean_square = wide.square().sum(-1, keepdim=True) / len(self.scale)
         scaled = wide * torch.rsqrt(mean_square + self.eps) * self.copies.spread(self.scale)
         return scaled.to(x.dtype).movedim(-1, self.dim)
+
+
+class CopyBatchNorm(nn.Module):
+    """Divide every copy by the root mean square of its entries over all samples and places, then scale it by a learned
+    factor; a scalar first loses its mean, and has a learned shift after.
+
+    CopyNorm makes all places alike; here they stay as strong or as weak as they are beside each other, so that blank
+    areas stay blank. Evaluation uses running means, as torch's batch norm does.
+
+    >>> import softequiv as se
+    >>> CopyBatchNorm(4 * se.scalar(se.SO(2)) + 2 * se.vector(se.SO(2)), dim=1)(torch.randn(2, 8, 9, 9)).shape
+    torch.Size([2, 8, 9, 9])
+    """
+
+    running_mean: Tensor
+    running_square: Tensor
+
+    def __init__(self, rep: Rep, dim: int = -1, eps: float = 1e-5, momentum: float = 0.1) -> None:
+        super().__init__()
+        _needs_orthogonal(rep, "CopyBatchNorm")
+        self.rep, self.dim, self.channels, self.eps, self.momentum = rep, dim, rep.dim, eps, momentum
+        self.what, self.copies = f"CopyBatchNorm({rep})", Copies.of(rep)
+        self.scalars = tuple(copies if isinstance(term, Trivial) else 0 for term, copies in terms_of(rep))
+        self.scale = nn.Parameter(torch.ones(sum(self.copies.counts)))
+        self.shift = nn.Parameter(torch.zeros(sum(self.scalars))) if any(self.scalars) else None
+        self.register_buffer("running_mean", torch.zeros(sum(self.scalars)))
+        self.register_buffer("running_square", torch.ones(sum(self.copies.counts)))
+
+    def reset_parameters(self) -> None:
+        """Start anew."""
+        for ones in (self.scale, self.running_square):
+            nn.init.ones_(ones)
+        nn.init.zeros_(self.running_mean)
+        if self.shift is not None:
+            nn.init.zeros_(self.shift)
+
+    def forward(self, x: Tensor) -> Tensor:
+        check_channels(x, self.dim, self.channels, self.what)
+        wide = at_least_float32(x)
+        mean, square = self.moments(wide) if self.training else (self.running_mean, self.running_square)
+        factor = torch.rsqrt(square + self.eps) * self.scale
+        y = wide * self.along(x, self.copies.spread(factor))
+        if self.shift is not None:
+            y = y + self.along(x, self.copies.spread(self.for_scalars(factor, self.shift, mean)))
+        return y.to(x.dtype)
+
+    def along(self, x: Tensor, channels: Tensor) -> Tensor:
+        """One number for every channel of x, in a shape that goes with it."""
+        return channels.view([self.channels if axis == self.dim % x.ndim else 1 for axis in range(x.ndim)])
+
+    def for_scalars(self, factor: Tensor, shift: Tensor, mean: Tensor) -> Tensor:
+        """What every copy has added after its factor: shift - factor * mean of the scalars, and 0 of the others."""
+        terms = zip(factor.split(self.copies.counts), shift.split(self.scalars), mean.split(self.scalars), strict=True)
+        return torch.cat([s - f * m if len(s) else torch.zeros_like(f) for f, s, m in terms])
+
+    def moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The mean of every scalar, and the mean square of every copy about it, which the running ones follow."""
+        if x.numel() == self.channels:
+            raise WeightError(
+                f"{self.what} learns from means over samples and places, and got one of each; give it more, or eval()"
+            )
+        variance, mean = torch.var_mean(x, [axis for axis in range(x.ndim) if axis != self.dim % x.ndim], correction=0)
+        terms = list(zip(self.copies.split(variance), self.copies.split(mean), self.scalars, strict=True))
+        means = torch.cat([mean.new_zeros(0), *(m[:, 0] for _, m, scalars in terms if scalars)])
+        squares = torch.cat([v[:, 0] if scalars else (v + m.square()).mean(-1) for v, m, scalars in terms])
+        with torch.no_grad():
+            for running, now in ((self.running_mean, means), (self.running_square, squares)):
+                running.lerp_(now.to(running), self.momentum)
+        return means, squares
 
 
 class VectorReLU(nn.Module):
