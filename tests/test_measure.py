@@ -808,6 +808,13 @@ GOOD = (drawn(4, 2, 9, 9), torch.tensor([0, 1, 2, 0]))
             {"within": se.degrees(30), "elements": [se.SO(2).element(2.0)]},
             "exp\\(2\\) lies outside the range 30deg",
         ),
+        (
+            classifier(),
+            GOOD,
+            "O(2)",
+            {"within": se.degrees(30), "elements": [se.O(2).element(1.0, 0)]},
+            "exp\\(1\\) lies outside the range 30deg",
+        ),
         (classifier(), GOOD, "SO(2)", {"within": "wide"}, "cannot read the range 'wide'"),
         (classifier(), GOOD, "SO(2)", {"within": [1]}, "a range is an angle"),
         (classifier(), GOOD, "C4", {"batch_size": 0}, "batch_size must be a whole number of at least 1; got 0"),
