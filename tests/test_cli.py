@@ -449,7 +449,7 @@ def test_class_folders_get_the_numbers_of_the_model(
     assert any("labels not used" in note for note in images.notes) == (expected is None)
 
 
-@pytest.mark.parametrize("parts", [("train", "val", "test"), ("train", "valid")])
+@pytest.mark.parametrize("parts", [("train", "val", "test"), ("train", "valid"), ("val", "test")])
 def test_the_parts_of_a_training_are_not_taken_for_classes(parts: tuple[str, ...], tmp_path: Path) -> None:
     """A model without names for as many classes as parts would be told how often it sees which part a picture is of."""
     for part in parts:

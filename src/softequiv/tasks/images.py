@@ -62,7 +62,7 @@ def open_images(
     classes = {inner.name: pictures_below(inner) for inner in sorted(folder.iterdir()) if inner.is_dir()}
     classes = {name: pictures for name, pictures in classes.items() if pictures}
     parts = [name for name in ("train", *CHOOSING, "test") if name in classes]
-    if "train" in parts and len(parts) > 1:
+    if len(parts) > 1:
         raise SoftEquivError(
             f"{folder} holds {', '.join(parts)}, which are parts of the data and no classes; give one of them, such as "
             f"{folder / parts[-1]}"
