@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from softequiv.errors import SoftEquivError
 from softequiv.tasks.decoding import ENDINGS, MODES, check_pillow, decoded, is_picture, pictures_below
 from softequiv.tasks.files import stacked
-from softequiv.tasks.folders import CHOOSING
+from softequiv.tasks.folders import refuse_parts
 from softequiv.tasks.preparation import Preparation, channels_of, preparation
 
 NUMBERED = re.compile(r"LABEL_\d+")  # what transformers calls classes that were given no names
@@ -61,12 +61,7 @@ def open_images(
     prepare, unsure = preparation(model, size)
     classes = {inner.name: pictures_below(inner) for inner in sorted(folder.iterdir()) if inner.is_dir()}
     classes = {name: pictures for name, pictures in classes.items() if pictures}
-    parts = [name for name in ("train", *CHOOSING, "test") if name in classes]
-    if len(parts) > 1:
-        raise SoftEquivError(
-            f"{folder} holds {', '.join(parts)}, which are parts of the data and no classes; give one of them, such as "
-            f"{folder / parts[-1]}"
-        )
+    refuse_parts(folder, classes)
     loose = [path for path in sorted(folder.iterdir()) if is_picture(path)]
     if loose and classes:
         raise SoftEquivError(
