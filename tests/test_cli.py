@@ -23,6 +23,7 @@ import softequiv as se
 from softequiv.adapt.opening import open_model, save_model
 from softequiv.cli import app as cli_app
 from softequiv.cli import commands, doctor, given
+from softequiv.errors import SoftEquivError
 from softequiv.tasks.images import open_images
 from softequiv.tasks.preparation import Squares
 from zoo import CASES
@@ -446,6 +447,22 @@ def test_class_folders_get_the_numbers_of_the_model(
     assert [path.parts[-3] for path in images.paths] == sorted(folders)
     assert images.labels == (None if expected is None else tuple(expected))
     assert any("labels not used" in note for note in images.notes) == (expected is None)
+
+
+@pytest.mark.parametrize("parts", [("train", "val", "test"), ("train", "valid"), ("val", "test")])
+def test_the_parts_of_a_training_are_not_taken_for_classes(parts: tuple[str, ...], tmp_path: Path) -> None:
+    """A model without names for as many classes as parts would be told how often it sees which part a picture is of."""
+    for part in parts:
+        draw(tmp_path / part / "cat" / "0.png")
+    model = transformers.ResNetForImageClassification(
+        transformers.ResNetConfig(embedding_size=8, hidden_sizes=[8], depths=[1], num_labels=len(parts))
+    )
+    with pytest.raises(SoftEquivError, match=f"{', '.join(parts)}, which are parts.*such as .*{parts[-1]}$"):
+        open_images(tmp_path, model, size=8)
+    assert len(open_images(tmp_path / parts[-1], model, size=8).paths) == 1
+    draw(tmp_path / "wheels" / "train" / "0.png")  # a class, as long as no other part stands beside it
+    draw(tmp_path / "wheels" / "car" / "0.png")
+    assert len(open_images(tmp_path / "wheels", model, size=8).paths) == 2
 
 
 def test_pictures_are_cut_scaled_and_normalised(tmp_path: Path) -> None:

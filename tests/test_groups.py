@@ -264,6 +264,24 @@ def test_a_factor_whose_first_step_is_beyond_the_angle_stands_still():
     assert len(se.Moves(se.Points(), se.C(4) * se.C(12), se.degrees(math.inf)).elements) == 48
 
 
+def test_products_of_groups_given_by_generators_have_elements():
+    quarter = torch.tensor([[0.0, -1.0], [1.0, 0.0]], dtype=torch.float64)
+    own = se.group_from(lie=[quarter], steps=[torch.diag(torch.tensor([1.0, -1.0]))], name="own")
+    both, generator = se.SO(3) * own * se.C(4), torch.Generator().manual_seed(0)
+    g = both.element(0.0, 0.0, 5.0, 0.4, 1, 3)
+    single = se.SO(3).element(0.0, 0.0, 5.0), own.element(0.4, 1), se.C(4).element(3)
+    whole = torch.block_diag(*(part.matrix for part in single))
+    assert torch.allclose(g.matrix, whole)
+    assert g.length == pytest.approx(math.hypot(2 * math.pi - 5.0, 0.4, 1, 1))  # shortest where that is known
+    assert torch.allclose((g @ g).matrix, whole @ whole) and torch.allclose(
+        (g @ g.inverse).matrix, torch.eye(7).double()
+    )
+    for within in (None, 1.5, se.degrees(100)):
+        drawn = [both.random(generator, within) for _ in range(30)]
+        assert within is None or all(both.holds(g, within) for g in drawn)
+    assert se.Moves(se.Points(), both, se.degrees(30), count=4)(torch.ones(4, 1, 7), torch.arange(4)).shape == (4, 1, 7)
+
+
 def test_draws_of_a_mixed_group_take_every_step_that_fits():
     generator = torch.Generator().manual_seed(0)
     counts = {int((se.SO(2) * se.C(18)).random(generator, 5.0).times[1]) for _ in range(500)}

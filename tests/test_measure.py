@@ -464,6 +464,21 @@ def test_a_function_that_cannot_be_swept_at_once_is_taken_row_by_row() -> None:
     assert torch.allclose(jacobian_norm(Square.apply, x), 2 * x.norm(dim=1))
 
 
+class Centred(nn.Module):
+    """Answers to what a sample has beyond the mean of its batch."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x - x.mean(0)).flatten(1)[:, :3]
+
+
+def test_a_sample_whose_answer_hangs_on_its_batch_has_no_jacobian() -> None:
+    """All of them answered together do not move with one of them: a Jacobian of rounding, and errors of 1e5."""
+    found = se.measure(Centred(), GOOD[0], "C4")
+    assert "relative error" not in [row.name for row in found.rows]
+    assert "relative error: not measured, as the answer to a sample changed with the others" in str(found)
+    assert found["relative change"].value > 0
+
+
 def test_a_jacobian_that_cannot_be_taken_is_noted() -> None:
     class Checkpointed(OutOfPlace):
         def forward(self, x: Tensor) -> Tensor:
@@ -807,6 +822,13 @@ GOOD = (drawn(4, 2, 9, 9), torch.tensor([0, 1, 2, 0]))
             "SO(2)",
             {"within": se.degrees(30), "elements": [se.SO(2).element(2.0)]},
             "exp\\(2\\) lies outside the range 30deg",
+        ),
+        (
+            classifier(),
+            GOOD,
+            "O(2)",
+            {"within": se.degrees(30), "elements": [se.O(2).element(1.0, 0)]},
+            "exp\\(1\\) lies outside the range 30deg",
         ),
         (classifier(), GOOD, "SO(2)", {"within": "wide"}, "cannot read the range 'wide'"),
         (classifier(), GOOD, "SO(2)", {"within": [1]}, "a range is an angle"),

@@ -406,6 +406,8 @@ def test_answers_that_depend_on_the_rest_of_their_batch_are_refused(model):
     with pytest.raises(SoftEquivError, match=r"changed with the others of its batch.*batch_size=1"):
         se.certify(model, group="C4", data=pictures())
     assert se.certify(model, group="C4", data=pictures(), batch_size=1).samples == 60
+    with pytest.raises(SoftEquivError, match="changed with the others"):  # of the first batch there are none
+        se.certify(model, group="C4", data=[pictures()[:1], pictures()[1:]])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

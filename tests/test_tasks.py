@@ -960,6 +960,9 @@ def test_faulty_picture_folders_are_named(tmp_path: Path) -> None:
     (tmp_path / "val" / "bee").mkdir()
     refuses(lambda: image_folder(tmp_path), "class folder", "bee", "holds no pictures")
     write_classes(tmp_path / "val")
+    for part in ("val", "test"):
+        write_classes(tmp_path / "unlearnt" / part)
+    refuses(lambda: image_folder(tmp_path / "unlearnt"), "val, test, which are parts of the data and no classes")
     broken = tmp_path / "val" / "bee" / "1.png"
     broken.write_bytes(broken.read_bytes()[:60])
     refuses(lambda: image_folder(tmp_path, size=8).test.batch(torch.arange(8)), str(broken), "cannot be read")

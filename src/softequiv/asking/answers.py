@@ -16,6 +16,8 @@ from softequiv.actions import Acts, Pictures, Still
 from softequiv.errors import SoftEquivError
 from softequiv.nn.module import check_module
 
+ALONE = 1e-2  # of the spread of the answers: far above what rounding does in a batch of the same size
+
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
@@ -73,6 +75,24 @@ def asked(model: nn.Module, x: Tensor) -> Tensor:
             f"{len(x)} samples gave an answer of shape {tuple(y.shape)}; the first axis must be the samples'"
         )
     return y
+
+
+def check_alone(model: nn.Module, x: Tensor, y: Tensor, but: str) -> None:
+    """Raise a sentence where the answers y to a batch x, at its first and last sample, depend on the other samples;
+    `but` ends it, with what that means and the remedy.
+
+    Beside copies of itself a sample must be answered alike; the batch keeps its size, and kernels their rounding.
+    """
+    if len(x) == 1:
+        return
+    tolerance = ALONE * float((y - y.mean()).abs().max()) + 4 * torch.finfo(y.dtype).eps * float(y.abs().max())
+    for place in (0, -1):
+        among_copies = asked(model, x[place].expand_as(x))[place]
+        if not float((among_copies - y[place]).abs().max()) <= tolerance:
+            raise SoftEquivError(
+                "the answer to a sample changed with the others of its batch, as under a batch norm without running "
+                f"statistics, or from call to call: {but}"
+            )
 
 
 def at_size_of(x: Tensor, y: Tensor) -> Tensor:

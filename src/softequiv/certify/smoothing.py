@@ -22,11 +22,12 @@ from softequiv.adapt.bake import bake
 from softequiv.adapt.find import Setting
 from softequiv.adapt.group import chosen_group, group_of
 from softequiv.asking import asked, at_home, check_finite, evaluating
+from softequiv.asking.answers import check_alone
 from softequiv.asking.data import check_count, check_samples
 from softequiv.asking.proportion import proportion_upper
 from softequiv.certify.certificate import found_located, soft_located, span
 from softequiv.certify.operator import as_hom, spectral_norm
-from softequiv.certify.statistical import check_alone, checked_confidence
+from softequiv.certify.statistical import checked_confidence
 from softequiv.certify.weight import Located, certified, sum_rounding
 from softequiv.errors import SoftEquivError, check_seed, checked_amount
 from softequiv.groups import C, D, Element, Group, Reflection
@@ -395,7 +396,7 @@ def check_sees_through(model: nn.Module, layer: str, x: Tensor) -> None:
     for given in (other, -other):
         taken(model, layer, given)
     both = torch.cat([x, other])
-    check_alone(model, both, asked(model, both))
+    check_alone(model, both, asked(model, both), "votes on such answers certify nothing; keep running statistics")
     if not alike(forced(model, layer, x, h), forced(model, layer, other, h)):
         raise SoftEquivError(
             f"the answers depend on the input also beside {layer}, where no noise hides it; smooth a layer that all of "

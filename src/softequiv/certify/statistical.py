@@ -23,7 +23,7 @@ from softequiv._text import aligned
 from softequiv.actions import Acts, Moves, Pictures, Points, Still
 from softequiv.adapt.group import chosen_group, group_of
 from softequiv.asking import asked, at_home, check_finite, default_target, evaluating, inputs_of
-from softequiv.asking.answers import at_size_of
+from softequiv.asking.answers import at_size_of, check_alone
 from softequiv.asking.data import check_count
 from softequiv.asking.proportion import mean_upper, proportion_upper
 from softequiv.certify.certificate import bakeable, own_range, span, versions
@@ -43,7 +43,7 @@ from softequiv.groups import Group, parse_group
 from softequiv.groups.angles import range_of
 
 FORMAT = 1
-ALONE = 1e-2  # of the spread of the answers: far above what rounding does in a batch of the same size
+BOUNDS_NOTHING = "what is counted on such answers bounds nothing; keep running statistics, or take batch_size=1"
 LARGEST_KL = 10.0  # nats; beyond it the answers have nothing in common
 REPEATED = 1e-4  # answers in float32 on another machine, relative
 
@@ -220,6 +220,7 @@ def certify_data(
     generator = torch.Generator().manual_seed(seed)
     columns: dict[str, list[Tensor]] = {}
     hashed = hashlib.sha256()
+    checked = False
     with evaluating(model):
         for inputs in inputs_of(data, batch_size):
             if not columns:
@@ -231,8 +232,9 @@ def certify_data(
             moves = Moves(acts, group, elements=drawn)
             raw, moved = (asked(model, part) for part in (x, moves(x, numbers)))
             check_finite(raw, "answers")
-            if not columns:
-                check_alone(model, x, raw, "keep running statistics, or take batch_size=1")
+            if not checked:
+                check_alone(model, x, raw, BOUNDS_NOTHING)
+                checked = len(x) > 1  # a sample by itself has no others
             y, moved = at_size_of(x, raw), at_size_of(x, moved)
             check_finite(moved, "answers to moved inputs")
             target = target or default_target(acts, y)
@@ -262,23 +264,6 @@ def certify_data(
         data_sha256=hashed.hexdigest(),
         versions=versions(),
     )
-
-
-def check_alone(model: nn.Module, x: Tensor, y: Tensor, remedy: str = "keep running statistics") -> None:
-    """Raise a sentence where the answers y to a batch x, at its first and last sample, depend on the other samples.
-
-    Beside copies of itself a sample must be answered alike; the batch keeps its size, and kernels their rounding.
-    """
-    if len(x) == 1:
-        return
-    tolerance = ALONE * float((y - y.mean()).abs().max()) + 4 * torch.finfo(y.dtype).eps * float(y.abs().max())
-    for place in (0, -1):
-        among_copies = asked(model, x[place].expand_as(x))[place]
-        if not float((among_copies - y[place]).abs().max()) <= tolerance:
-            raise SoftEquivError(
-                "the answer to a sample changed with the others of its batch, as under a batch norm without running "
-                f"statistics, or from call to call: what is counted on such answers bounds nothing; {remedy}"
-            )
 
 
 def checked_confidence(confidence: float) -> float:

@@ -327,10 +327,11 @@ class Group(ABC):
         return min(length, self.covering_radius)  # no element is farther
 
     def holds(self, g: Element, within: float) -> bool:
-        """Whether an element of a finite group lies in a range: no farther than its path length, nor turned by more
-        than the angle that was given.
+        """Whether an element lies in a range: no farther than its path length, nor turned by more than the angle that
+        was given.
         """
-        return g.length <= self.reach(within) + 1e-9
+        turned = float(g.times[: len(self.lie)].norm())
+        return g.length <= self.reach(within) + 1e-9 and not (isinstance(within, Angle) and turned > within + 1e-9)
 
     def _angle_reach(self, angle: Angle) -> float:
         raise GroupError(

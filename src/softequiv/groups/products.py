@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -93,25 +94,52 @@ class DirectProduct(Group):
         return tuple(words) + tuple((Step(a), Step(b), Step(a, -1), Step(b, -1)) for a, b in commuting)
 
     def element_of(self, matrix: Tensor) -> Element:
+        return self._joined([f.element_of(block) for f, block in zip(self.factors, self.blocks(matrix), strict=True)])
+
+    def compose(self, g: Element, h: Element) -> Element:
+        pairs = zip(self.factors, self._parts(g), self._parts(h), strict=True)
+        return self._joined([factor.compose(a, b) for factor, a, b in pairs])
+
+    def shortened(self, g: Element) -> Element:
+        parts = zip(self.factors, self._parts(g), strict=True)
+        shortest = self._joined([factor.shortened(part) for factor, part in parts])
+        return shortest if shortest.length < g.length - 1e-9 else g
+
+    def _parts(self, g: Element) -> list[Element]:
+        """The element of each factor, by its own part of the path: one that is given by generators reads no matrix."""
+        parts = []
+        lie = steps = 0
+        for factor in self.factors:
+            flows, counts = slice(lie, lie + len(factor.lie)), range(steps, steps + len(factor.steps))
+            word: list[Flow | Step] = []
+            for move in g.word:
+                if isinstance(move, Step):
+                    word += [Step(move.index - steps, move.count)] * (move.index in counts)
+                elif any(move.coords[flows]):
+                    word.append(Flow(move.coords[flows]))
+            parts.append(Element(factor, tuple(word)))
+            lie, steps = flows.stop, counts.stop
+        return parts
+
+    def _joined(self, parts: Sequence[Element]) -> Element:
+        """The product of an element of each factor."""
         word: Word = ()
         total = len(self.lie)
         lie = steps = 0
-        for factor, block in zip(self.factors, self.blocks(matrix), strict=True):
-            after = total - lie - len(factor.lie)
-            word += _moved(factor.element_of(block).word, lie, after, steps)
+        for factor, part in zip(self.factors, parts, strict=True):
+            word += _moved(part.word, lie, total - lie - len(factor.lie), steps)
             lie, steps = lie + len(factor.lie), steps + len(factor.steps)
         return Element(self, word)
 
     def _haar(self, generator: torch.Generator | None) -> Element:
-        return self.element_of(torch.block_diag(*(factor._haar(generator).matrix for factor in self.factors)))
+        return self._joined([factor._haar(generator) for factor in self.factors])
 
     def random(self, generator: torch.Generator | None = None, within: float | None = None) -> Element:
         """As of any group; but an angle is one of each factor."""
         if not isinstance(within, Angle):
             return super().random(generator, within)
         self.reach(within)  # which may be refused
-        drawn = [f.identity if _rests(f, within) else f.random(generator, within) for f in self.factors]
-        return self.element_of(torch.block_diag(*(g.matrix for g in drawn)))
+        return self._joined([f.identity if _rests(f, within) else f.random(generator, within) for f in self.factors])
 
     @property
     def draws_haar(self) -> bool:
@@ -126,8 +154,10 @@ class DirectProduct(Group):
     def holds(self, g: Element, within: float) -> bool:
         if not isinstance(within, Angle):
             return super().holds(g, within)
-        parts = [factor.element_of(block) for factor, block in zip(self.factors, self.blocks(g.matrix), strict=True)]
-        return all(part.length == 0 if _rests(part.group, within) else part.group.holds(part, within) for part in parts)
+        return all(
+            part.length == 0 if _rests(part.group, within) else part.group.holds(part, within)
+            for part in self._parts(g)
+        )
 
     def _angle_reach(self, angle: Angle) -> float:
         return math.hypot(*(factor._angle_reach(angle) for factor in self.factors))

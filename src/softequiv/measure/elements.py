@@ -40,7 +40,7 @@ def check_elements(group: Group, within: float | None, elements: Elements) -> No
     for g in elements:
         if g.group != group:
             raise GroupError(f"elements must be a number, or elements of {group}; got {g} of {g.group}")
-        if within is not None and g.length > group.reach(within) + 1e-9:
+        if within is not None and not group.holds(g, within):
             raise GroupError(f"the element {g} lies outside the range {within!r}; widen the range or leave it out")
 
 

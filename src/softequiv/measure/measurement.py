@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from softequiv._text import aligned
 from softequiv.actions import Acts, Moves, Pictures, Still
 from softequiv.adapt.group import chosen_group
-from softequiv.asking.answers import asked, at_home, at_size_of, check_finite, default_target, evaluating
+from softequiv.asking.answers import asked, at_home, at_size_of, check_alone, check_finite, default_target, evaluating
 from softequiv.asking.data import Batch, batches, check_count, count
 from softequiv.asking.divergence import kl_divergence
 from softequiv.errors import SoftEquivError, check_seed
@@ -32,6 +32,7 @@ from softequiv.measure.lie import lie_derivative, staying
 from softequiv.measure.progress import progress
 
 Columns = dict[str, Tensor]  # name -> (N,) or (N, d), a row per sample
+NO_OWN_JACOBIAN = "it has no Jacobian of its own; keep running statistics"
 INTERVAL = "95% interval (~ bootstrap, approximate)"
 
 
@@ -331,6 +332,7 @@ def measure(
                 number = probes_for(y[0].numel(), probes)
                 notes["paper"] = f"Jacobian: {'exact' if number is None else f'{number} random probes a sample'}"
                 try:
+                    check_alone(model, x[:few], asked(model, x[:few]), NO_OWN_JACOBIAN)
                     share = share_inside(moves.on(setting.target), y[:few], numbers[:, :few])
                     jacobian = jacobian_norm(partial(scaled, fn, share.sqrt()), x[:few], probes=number, generator=signs)
                 except SoftEquivError as problem:  # it has answered before, without derivatives

@@ -6,6 +6,7 @@ ImageNet as it is usually laid out is such a folder.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -120,6 +121,7 @@ def _laid_out(folder: Path) -> tuple[Items, Items, Items, tuple[str, ...]]:
 def _drawn(folder: Path, test: float, seed: int) -> tuple[Items, Items, Items, tuple[str, ...]]:
     """What one folder of classes holds, with `test` of every class drawn for the test."""
     items, names = labelled(folder)
+    refuse_parts(folder, names)
     apart = set(of_each_class(torch.tensor([label for _, label in items]), test, seed).tolist())
     learning = tuple(item for i, item in enumerate(items) if i not in apart)
     asked = tuple(item for i, item in enumerate(items) if i in apart)
@@ -148,6 +150,16 @@ def labelled(folder: Path) -> tuple[Items, tuple[str, ...]]:
             )
         items += [(picture, number) for picture in pictures]
     return tuple(items), tuple(path.name for path in inner)
+
+
+def refuse_parts(folder: Path, names: Collection[str]) -> None:
+    """Raise a sentence where folders are those of a training, the pictures that teach, choose and test, not classes."""
+    parts = [name for name in ("train", *CHOOSING, "test") if name in names]
+    if len(parts) > 1:
+        raise SoftEquivError(
+            f"{folder} holds {', '.join(parts)}, which are parts of the data and no classes; give one of them, such as "
+            f"{folder / parts[-1]}"
+        )
 
 
 def check_labels(folder: Path, items: Items, classes: int) -> None:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from softequiv.errors import SoftEquivError
 from softequiv.tasks.decoding import ENDINGS, MODES, check_pillow, decoded, is_picture, pictures_below
 from softequiv.tasks.files import stacked
+from softequiv.tasks.folders import refuse_parts
 from softequiv.tasks.preparation import Preparation, channels_of, preparation
 
 NUMBERED = re.compile(r"LABEL_\d+")  # what transformers calls classes that were given no names
@@ -60,6 +61,7 @@ def open_images(
     prepare, unsure = preparation(model, size)
     classes = {inner.name: pictures_below(inner) for inner in sorted(folder.iterdir()) if inner.is_dir()}
     classes = {name: pictures for name, pictures in classes.items() if pictures}
+    refuse_parts(folder, classes)
     loose = [path for path in sorted(folder.iterdir()) if is_picture(path)]
     if loose and classes:
         raise SoftEquivError(
