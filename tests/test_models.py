@@ -13,10 +13,13 @@ import json
 import logging
 import os
 import pickle
+import re
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -25,6 +28,8 @@ import torch.distributed
 import torch.multiprocessing
 import transformers
 from torch import Tensor, nn
+from torch._inductor.async_compile import AsyncCompile
+from torch._inductor.utils import run_and_get_code
 from torch.optim.swa_utils import AveragedModel
 from torch.utils.checkpoint import checkpoint
 
@@ -654,6 +659,34 @@ def test_compile_in_one_graph(name: str, gain: str, backend: str) -> None:
         assert (parameter.grad is None) == (gradient is None)
         if gradient is not None:
             assert torch.allclose(parameter.grad, gradient, atol=1e-4 * float(gradient.abs().max()) + 1e-6)
+
+
+def launched(model: nn.Module, x: Tensor) -> list[dict[str, int]]:
+    """What each graph of a compiled training step calls, and how often: fused kernels as one kind, others by name."""
+
+    def step() -> None:
+        with torch.autocast("cpu", torch.bfloat16):
+            found = answer(compiled, x)
+        found.float().square().sum().backward()
+
+    torch._dynamo.reset()
+    compiled = torch.compile(model.train())
+    unbuilt = mock.patch.object(AsyncCompile, "cpp_pybinding", lambda *_, **__: lambda *_: None)  # no C++ compiler
+    with unbuilt, torch._inductor.config.patch(fx_graph_cache=False, compile_threads=1):
+        _, codes = run_and_get_code(step)
+    called = [re.findall(r"(cpp_fused|extern_kernels\.\w+|torch\.ops\.[\w.]+)\w*\(", code) for code in codes]
+    return [dict(Counter(calls)) for calls in called]
+
+
+@pytest.mark.parametrize("name", ["resnet", pytest.param("vit", marks=pytest.mark.slow), "segformer"])
+def test_a_compiled_soft_model_launches_no_more_kernels_than_the_plain_one(name: str) -> None:
+    case = CASES[name]
+    plain = launched(case.model(), case.input())
+    soft = launched(se.soften(case.model(), "SO(2)", softness=0.5), case.input())
+    assert sum(calls["cpp_fused"] for calls in plain) > 10  # the pattern finds them
+    for ours, theirs in zip(soft, plain, strict=True):
+        assert ours.keys() == theirs.keys()
+        assert all(count <= theirs[kind] for kind, count in ours.items())
 
 
 @pytest.mark.parametrize("name", ["vit", "resnet", "segformer", "cnn"])
