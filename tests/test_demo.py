@@ -40,7 +40,15 @@ def test_the_quick_demo_runs_and_a_second_run_reuses_its_cells(
     assert page == tmp_path / "demo" / "report.html" and page.stat().st_size < 5_000_000
     results = json.loads((tmp_path / "demo" / "results.json").read_text())
     names = [result["name"] for result in results["results"]]
-    assert names == ["plain", "softness 0.5", "softness 0", "error 0.3", "augmented", "augmented, error 0.3"]
+    assert names == [
+        "plain",
+        "softness 0.5",
+        "softness 0",
+        "error 0.3",
+        "augmented",
+        "augmented, error 0.3",
+        "held 0.05",
+    ]
     assert trained_names(first) == ["start", "augmented start", *names]
     for result in results["results"]:
         assert f"{100 * result['measured']['accuracy moved']['value']:.1f}%" in first
