@@ -10,10 +10,10 @@ from torch import nn
 
 import softequiv as se
 from draws import as_trained
-from softequiv.baselines.emlp import EMLP, EMLPRPP, MLP, Bilinear, highest_rank, shares, uniform
+from softequiv.baselines.emlp import EMLP, EMLPRPP, MLP, highest_rank, shares, uniform
 from softequiv.baselines.rpp import set_mix
 from softequiv.errors import SoftEquivError
-from softequiv.nn import SoftLinear, gated
+from softequiv.nn import Bilinear, SoftLinear, gated
 from softequiv.testing import assert_equivariant, equivariance_error
 
 GROUPS = [se.O(5), se.SO(3), se.Lorentz("SO+"), se.S(4)]

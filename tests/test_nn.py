@@ -22,6 +22,7 @@ from softequiv.nn import (
     CopyNorm,
     Gated,
     Layout,
+    Lengths,
     NormReLU,
     Soft,
     SoftConv1d,
@@ -497,6 +498,19 @@ def test_nonlinearities_commute_with_the_group(data, name, dim, seed):
 
 
 @settings(max_examples=40)
+@given(st.data(), st.sampled_from([-1, 1]), seeds)
+def test_lengths_come_behind_what_they_are_of(data, dim, seed):
+    group = data.draw(st.sampled_from(ORTHOGONAL))
+    rep = data.draw(spaces(group))
+    layer = Lengths(rep, dim=dim)
+    shape = (4, rep.dim) if dim == -1 else (2, rep.dim, 3, 3)
+    x, g = noise(*shape, seed=seed), element(group, seed)
+    found = layer(x)
+    assert torch.equal(found.narrow(dim, 0, rep.dim), x) and found.shape[dim] == layer.target.dim
+    assert_same(layer(turned(x, rep, g, dim)), turned(found, layer.target, g, dim), x)
+
+
+@settings(max_examples=40)
 @given(st.sampled_from(ORTHOGONAL), st.data(), st.integers(1, 6), st.sampled_from([-1, 1]), seeds)
 def test_vector_neurons_commute_with_the_group(group, data, copies, dim, seed):
     space = data.draw(spaces(group).filter(lambda rep: not isinstance(rep, Sum) and rep != se.scalar(group)))
@@ -515,6 +529,7 @@ def test_nonlinearities_do_what_they_say():
     with torch.no_grad():
         cut.bias.copy_(torch.tensor([-3.0, -3.0, 1.0]))
     assert torch.allclose(cut(x), torch.tensor([1.2, 0, 1.6, 0, 0, 0, -2]))
+    assert torch.equal(Lengths(rep)(x), torch.tensor([3.0, 0, 4, 0, 1, 0, -2, 5, 1]))
     assert torch.allclose(CopyNorm(rep)(x), x / 10**0.5)  # squared lengths 25, 1, 4 of three copies
     gates = torch.tensor([0.0, 100.0])
     opened = Gated(rep, nn.ReLU())(torch.cat([x, gates]))
@@ -612,6 +627,17 @@ def test_lengths_are_refused_where_the_group_does_not_keep_them():
     for make in (NormReLU, CopyNorm, CopyBatchNorm, VectorReLU):
         with pytest.raises(RepresentationError, match=r"uses lengths, which .* does not keep; use Gated"):
             make(3 * se.vector(se.Lorentz()))
+    with pytest.raises(RepresentationError, match="use Bilinear"):
+        Lengths(3 * se.vector(se.Lorentz()))
+
+
+def test_lengths_have_bounded_gradients_and_do_not_overflow():
+    layer = Lengths(2 * se.vector(se.SO(3)))
+    for scale, dtype in ((0.0, torch.float32), (300.0, torch.float16), (1e-30, torch.float32)):
+        x = torch.full((4, 6), scale, dtype=dtype, requires_grad=True)
+        y = layer(x)
+        y.sum().backward()
+        assert bool(y.isfinite().all()) and float(x.grad.abs().max()) <= 2
 
 
 @pytest.mark.parametrize("wrong", [2 * se.scalar(se.SO(3)), se.vector(se.SO(3)) + se.scalar(se.SO(3))], ids=str)

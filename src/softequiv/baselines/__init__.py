@@ -4,7 +4,7 @@ from softequiv.baselines.augmentation import Augmented
 from softequiv.baselines.autoregressive import Autoregressive, ConstantVelocity
 from softequiv.baselines.blurpool import BlurGain, BlurPool2d, MaxBlurPool2d, blurred_kernel
 from softequiv.baselines.canonical import Canonical, Energies, Orientation, WithPrior, prior_loss
-from softequiv.baselines.emlp import EMLP, EMLPRPP, MLP, Bilinear
+from softequiv.baselines.emlp import EMLP, EMLPRPP, MLP
 from softequiv.baselines.eqauto import EqAuto
 from softequiv.baselines.group_cnn import CentredHalving, GroupCNN, GroupConv2d, LiftingConv2d, free_parameters
 from softequiv.baselines.paper import paper_gain, paper_linear, paper_soften
@@ -26,7 +26,6 @@ __all__ = [
     "MLP",
     "Augmented",
     "Autoregressive",
-    "Bilinear",
     "BlurGain",
     "BlurPool2d",
     "Canonical",

@@ -1,5 +1,6 @@
 """A filtered weight inside a torch module: one parametrisation, soft layers, equivariant nonlinearities."""
 
+from softequiv.nn.bilinear import Bilinear
 from softequiv.nn.layers import (
     SoftConv1d,
     SoftConv2d,
@@ -10,7 +11,7 @@ from softequiv.nn.layers import (
     SoftLinear,
     SoftTable,
 )
-from softequiv.nn.nonlinear import CopyBatchNorm, CopyNorm, Gated, NormReLU, VectorReLU, gated
+from softequiv.nn.nonlinear import CopyBatchNorm, CopyNorm, Gated, Lengths, NormReLU, VectorReLU, gated
 from softequiv.nn.together import filtered_together
 from softequiv.nn.weight import (
     FilteredWeight,
@@ -28,11 +29,13 @@ from softequiv.nn.weight import (
 )
 
 __all__ = [
+    "Bilinear",
     "CopyBatchNorm",
     "CopyNorm",
     "FilteredWeight",
     "Gated",
     "Layout",
+    "Lengths",
     "Mode",
     "NormReLU",
     "Soft",

@@ -114,9 +114,36 @@ def at_least_float32(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
-def _needs_orthogonal(rep: Rep, what: str) -> None:
+def _needs_orthogonal(rep: Rep, what: str, remedy: str = "use Gated") -> None:
     if not rep.orthogonal:
-        raise RepresentationError(f"{what} uses lengths, which {rep} under {rep.group} does not keep; use Gated")
+        raise RepresentationError(f"{what} uses lengths, which {rep} under {rep.group} does not keep; {remedy}")
+
+
+class Lengths(nn.Module):
+    """x and the length of every copy that is not scalar, as further scalars.
+
+    Linear maps from vectors to scalars are 0, so that scalars and gates of a network which reads vectors alone have
+    nothing else to depend on. `target` is the type of what comes out.
+
+    >>> import softequiv as se
+    >>> lengths = Lengths(2 * se.scalar(se.SO(3)) + 4 * se.vector(se.SO(3)))
+    >>> print(lengths.target, lengths(torch.randn(5, 14)).shape)
+    2[1]+4[V]+4[1] torch.Size([5, 18])
+    """
+
+    def __init__(self, rep: Rep, dim: int = -1) -> None:
+        super().__init__()
+        _needs_orthogonal(rep, "Lengths", "use Bilinear")
+        self.rep, self.dim, self.channels = rep, dim, rep.dim
+        self.what, self.copies = f"Lengths({rep})", Copies.of(rep)
+        self.moving = tuple(not isinstance(term, Trivial) for term, _ in terms_of(rep))
+        self.target = gated(rep)  # one more scalar for every copy that is not scalar
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = channels_last(x, self.dim, self.channels, self.what)
+        parts = zip(self.copies.split(x), self.moving, strict=True)
+        lengths = [torch.linalg.vector_norm(at_least_float32(part), dim=-1) for part, moving in parts if moving]
+        return torch.cat([x, *(length.to(x.dtype) for length in lengths)], -1).movedim(-1, self.dim)
 
 
 class NormReLU(nn.Module):

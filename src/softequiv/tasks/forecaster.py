@@ -17,7 +17,7 @@ from softequiv.baselines.autoregressive import Autoregressive
 from softequiv.errors import RepresentationError, SoftEquivError
 from softequiv.gains import Gain
 from softequiv.groups import SO, Group
-from softequiv.nn import CopyNorm, Gated, SoftLinear, gated
+from softequiv.nn import CopyNorm, Gated, Lengths, SoftLinear, gated
 from softequiv.nn.layers import EXACT
 from softequiv.reps import Rep, direct_sum, scalar, terms_of, vector
 
@@ -152,20 +152,3 @@ class Layer(nn.Module):
         """(N, T, heads * head.dim) to (N, heads, T, head.dim)."""
         split: Tensor = x.unflatten(-1, (self.heads, -1))
         return split.transpose(1, 2)
-
-
-class Lengths(nn.Module):
-    """x and the length of each of its vectors, as further scalars: speeds that gates and scalars can depend on.
-
-    >>> Lengths(2 * scalar(SO(2)) + 3 * vector(SO(2)))(torch.randn(5, 8)).shape
-    torch.Size([5, 11])
-    """
-
-    def __init__(self, rep: Rep) -> None:
-        super().__init__()
-        self.space, self.copies = terms_of(rep)[-1]
-        self.target = rep + self.copies * scalar(rep.group)
-
-    def forward(self, x: Tensor) -> Tensor:
-        vectors = x[..., -self.copies * self.space.dim :].unflatten(-1, (self.copies, self.space.dim))
-        return torch.cat([x, torch.linalg.vector_norm(vectors, dim=-1)], -1)
