@@ -152,8 +152,12 @@ def test_a_network_of_soft_layers_gains_by_it_when_asked(space, gain):
     expected = gradients(model, x)
     hooks = filtered_together(model)
     assert_same(gradients(model, x), expected)
-    assert any(ready(model))
+    at_once = []
+    look = model[1].register_forward_pre_hook(lambda layer, _: at_once.append(layer.weight is layer.weight))
+    model(x)
+    look.remove()
     hooks.remove()
+    assert at_once == [True]
     assert not model._forward_hooks and not model._forward_pre_hooks and not model._forward_hooks_always_called
 
 
@@ -168,8 +172,8 @@ def test_frozen_weights_stay_frozen(how):
 
 
 @EVERY_GAIN
-@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-def test_a_pass_without_gradients_leaves_nothing_behind(how, mode):
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
+def test_a_pass_leaves_nothing_behind(how, mode):
     model, x = net(**how), batch()
     expected = at_each_access(model, x)
     with mode():
@@ -267,12 +271,42 @@ def test_a_part_called_by_itself_filters_at_each_access(how):
     assert kept == [True] * 2 + [False] * (len(kept) - 2)
 
 
-def test_a_weight_that_no_loss_uses_has_no_gradient():
-    model, x = net(softness=0.5), batch()
+@EVERY_GAIN
+def test_a_weight_that_no_loss_uses_has_no_gradient(how):
+    model, x = net(**how), batch()
     part = in_a_pass(model, x, lambda: model.layers[:2](x))
     part.square().mean().backward()
     kept = [weight.stored.grad is not None for weight in se.soft_weights(model)]
     assert kept == [True] * 2 + [False] * (len(kept) - 2)
+
+
+class Towers(nn.Module):
+    """Two parts with an answer each; or with a backward pass inside the forward pass."""
+
+    def __init__(self, within=False):
+        super().__init__()
+        self.left, self.right, self.within = nn.Conv2d(3, 4, 5), nn.Conv2d(3, 4, 3), within
+
+    def forward(self, x):
+        if self.within:
+            torch.autograd.grad(self.left(x).square().mean(), list(self.left.parameters()))
+        return self.left(x), self.right(x)
+
+
+@EVERY_GAIN
+@pytest.mark.parametrize("within", [False, True])
+def test_each_part_has_a_backward_pass_of_its_own(how, within):
+    torch.manual_seed(0)
+    model, x = se.soften(Towers(within), "SO(2)", **how), batch()
+    for call in (model, model.forward):
+        for part, answer in zip((model.left, model.right), call(x), strict=True):
+            answer.square().mean().backward()
+            assert all(p.grad is not None for p in part.parameters())
+    found = [p.grad.clone() for p in model.parameters()]
+    model.zero_grad()
+    for answer in model.forward(x):
+        (2 * answer.square().mean()).backward()
+    assert_same((torch.zeros(()), found), (torch.zeros(()), [p.grad for p in model.parameters()]))
 
 
 def test_a_softness_changed_in_a_pass_holds_at_once():
@@ -380,6 +414,37 @@ def test_checkpointed_activations(how, reentrant, passes):
     for _ in range(passes):
         loss.backward(retain_graph=passes > 1)
     assert_same((loss.detach(), [p.grad / passes for p in model.parameters()]), expected)
+
+
+@EVERY_GAIN
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("both", [False, True])
+def test_checkpointed_parts_beside_the_whole(how, reentrant, both):
+    torch.manual_seed(0)
+    part = Checkpointed()
+    part.reentrant = reentrant
+    model, x = se.soften(nn.Sequential(part, nn.Conv2d(4, 4, 5)), "SO(2)", **how), batch().requires_grad_()
+    whole = loss_of(model(x))
+    if not both:
+        whole.backward()
+        model.zero_grad(set_to_none=True)
+        for parameter in model.parameters():
+            parameter.data.mul_(2)
+    found = gradients(model, x, lambda x: part(x).square() + (whole if both else 0))
+    expected = gradients(model, x, lambda x: part.layers(x).square() + (loss_of(model.forward(x)) if both else 0))
+    assert_same(found, expected)
+
+
+@EVERY_GAIN
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_layer_inside_and_outside_of_a_checkpoint(how, reentrant):
+    class Twice(nn.Sequential):
+        def forward(self, x):
+            return self[0](checkpoint(self[0], x, use_reentrant=reentrant))
+
+    torch.manual_seed(0)
+    model, x = se.soften(Twice(nn.Conv2d(3, 3, 5, padding=2)), "SO(2)", **how), batch().requires_grad_()
+    assert_same(gradients(model, x), gradients(model, x, lambda x: model[0](model[0](x))))
 
 
 @EVERY_GAIN

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, Protocol, get_args
 
 import torch
@@ -23,7 +24,7 @@ from softequiv.nn.hooks import Hooks
 from softequiv.nn.module import check_module
 from softequiv.reps import Rep
 from softequiv.spectrum import Filter, spectrum
-from softequiv.spectrum.base import full_precision
+from softequiv.spectrum.base import full_precision, in_one_step
 from softequiv.spectrum.transforms import tf32_allowed
 
 Mode = Literal["parametrize", "project"]
@@ -149,6 +150,11 @@ def times_matrix(weight: Tensor, matrix: Tensor) -> Tensor:
         torch.set_autocast_enabled(kind, autocast)
 
 
+def product(weight: Tensor, factor: Tensor) -> Tensor:
+    """A weight through a filter that is one product, of each number or of each d in a row."""
+    return weight * factor if factor.ndim == 1 else times_matrix(weight, factor).view(weight.shape)
+
+
 class Pass(Protocol):
     """A pass of a model for which weights were filtered ahead."""
 
@@ -159,8 +165,7 @@ class Pass(Protocol):
 class Prepared:
     """W = gain(Theta), filtered ahead of its use, and what it was made from; empty where nothing is ready.
 
-    It serves while the pass is under way for which it was made, so that it cannot be out of date, and in the backward
-    pass after it, in which checkpointed activations are computed again.
+    It serves while the pass is under way for which it was made, so that it cannot be out of date.
     """
 
     weight: Tensor | None = None
@@ -168,33 +173,30 @@ class Prepared:
     version: int = 0
     fitted: tuple[torch.dtype, torch.device] | None = None
     during: Pass | None = None
-    recorded: bool = False  # whether gradients will come back through it
 
     def fill(self, weight: Tensor, theta: Tensor, fitted: tuple[torch.dtype, torch.device], during: Pass) -> None:
         """Have this ready from now on."""
         self.weight, self.theta, self.version, self.fitted = weight, theta, theta._version, fitted
-        self.during, self.recorded = during, False
+        self.during = during
 
     def during_another(self, own: Pass) -> bool:
         """Whether it is ready for a pass around this one."""
         return self.during is not None and self.during is not own and self.during.under_way
 
     def end(self, during: Pass) -> None:
-        """The pass is over: let go of what its backward pass will not ask for."""
-        if self.during is during and not self.recorded:
-            self.weight = self.theta = None
+        """The pass is over."""
+        if self.during is during:
+            self.weight = self.theta = self.during = None
 
     def serve(self, theta: Tensor, fitted: tuple[torch.dtype, torch.device]) -> Tensor | None:
         """The weight, if filtering now would give the same value and the same gradient."""
         weight, during = self.weight, self.during
         if weight is None or theta is not self.theta or theta._version != self.version or fitted is not self.fitted:
             return None
-        if not (during is not None and during.under_way) and torch._C._current_graph_task_id() < 0:
+        if during is None or not during.under_way:
             return None
-        if torch.is_grad_enabled():
-            if weight.requires_grad != theta.requires_grad or weight.is_inference():
-                return None
-            self.recorded = True
+        if torch.is_grad_enabled() and (weight.requires_grad != theta.requires_grad or weight.is_inference()):
+            return None
         return weight
 
 
@@ -243,7 +245,7 @@ class FilteredWeight(nn.Module):
             or tf32_allowed(theta)
         ):
             return through(self.filter, self.soft, theta)
-        return theta * factor if factor.ndim == 1 else times_matrix(theta, factor).view(theta.shape)
+        return in_one_step(theta, partial(product, factor=factor))
 
     def right_inverse(self, weight: Tensor) -> Tensor:
         """A weight that is assigned becomes Theta as it is: pretrained values are kept."""
