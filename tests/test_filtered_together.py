@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import threading
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from transformers import ViTConfig, ViTForImageClassification
 
 import softequiv as se
 from draws import as_trained
-from softequiv.nn import Soft, SoftLinear, filtered_together, set_gain, soften_weight
+from softequiv.nn import Soft, SoftLinear, filtered_together, set_gain, soften_weight, together
 from softequiv.nn.together import AtOnce
 
 ROUNDING = {torch.float32: 1e-5, torch.float64: 1e-12}  # of sums in another order, relative to the largest entry
@@ -369,6 +370,28 @@ def test_an_exception_ends_the_pass():
         model(x)
     hook.remove()
     assert not any(weight.value() is weight.value() for weight in se.soft_weights(model))
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_threads_may_serve_a_model_while_its_dial_is_turned(again, monkeypatch):
+    model, x, sharing, other = net(softness=0.5), batch(), together.sharing, []
+    model(x)
+    se.set_softness(model, 0.2)
+
+    def interrupted(filters):
+        """Another thread has its turn while this one finds out which weights go together."""
+        monkeypatch.setattr(together, "sharing", sharing)
+        if again:
+            se.set_softness(model, 0.8)
+        thread = threading.Thread(target=lambda: other.append(model(x)))
+        thread.start()
+        thread.join()
+        return sharing(filters)
+
+    monkeypatch.setattr(together, "sharing", interrupted)
+    model(x)
+    for answer in (*other, model(x)):
+        assert torch.allclose(answer, model.forward(x), atol=1e-6)
 
 
 def test_a_weight_softened_in_a_pass_is_filtered_at_access():

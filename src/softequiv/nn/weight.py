@@ -30,6 +30,7 @@ from softequiv.spectrum.transforms import tf32_allowed
 Mode = Literal["parametrize", "project"]
 MARK = "_soft_weights"  # where a plain module remembers what `hold` must project
 ADAPTED = "base_layer"  # what PEFT calls the layer to which it adds
+Fitted = tuple[torch.dtype, torch.device]
 
 
 @dataclass(frozen=True)
@@ -171,10 +172,10 @@ class Prepared:
     weight: Tensor | None = None
     theta: Tensor | None = None
     version: int = 0
-    fitted: tuple[torch.dtype, torch.device] | None = None
+    fitted: Fitted | None = None
     during: Pass | None = None
 
-    def fill(self, weight: Tensor, theta: Tensor, fitted: tuple[torch.dtype, torch.device], during: Pass) -> None:
+    def fill(self, weight: Tensor, theta: Tensor, fitted: Fitted, during: Pass) -> None:
         """Have this ready from now on."""
         self.weight, self.theta, self.version, self.fitted = weight, theta, theta._version, fitted
         self.during = during
@@ -188,7 +189,7 @@ class Prepared:
         if self.during is during:
             self.weight = self.theta = self.during = None
 
-    def serve(self, theta: Tensor, fitted: tuple[torch.dtype, torch.device]) -> Tensor | None:
+    def serve(self, theta: Tensor, fitted: Fitted) -> Tensor | None:
         """The weight, if filtering now would give the same value and the same gradient."""
         weight, during = self.weight, self.during
         if weight is None or theta is not self.theta or theta._version != self.version or fitted is not self.fitted:
@@ -216,15 +217,15 @@ class FilteredWeight(nn.Module):
 
     def set_soft(self, soft: Soft, dtype: torch.dtype, device: torch.device) -> None:
         """Do this from now on, to weights of this dtype on this device."""
-        # a new object each time, by which what was prepared is known to be out of date
         place = torch.device("cpu") if device.type == "meta" else device  # the filter of no values has values
-        fitted = (torch.float64 if dtype == torch.float64 else torch.float32, place)
+        fitted = (torch.float64 if dtype == torch.float64 else torch.float32, place)  # a new object each time
         with on_the_cpu():
             filter = soft.gain.on(soft.rep).to(*fitted)  # may refuse the gain, and then nothing has changed
             held = soft.gain.constraint(soft.rep).to(*fitted) if self.mode == "project" else filter
-        self.soft, self.fitted, self.filter, self.held = soft, fitted, filter, held
-        self.factor = self.filter.factor if isinstance(self.filter, Filter) and soft.layout == PLAIN else None
+        self.soft, self.filter, self.held = soft, filter, held
+        self.factor = filter.factor if isinstance(filter, Filter) and soft.layout == PLAIN else None
         self.shape = soft.rep.shape
+        self.fitted = fitted  # last: by it what was prepared in another thread is known to be out of date
 
     def fit(self, dtype: torch.dtype, device: torch.device) -> None:
         """Make the filters anew, from exact ones, where the weight has another precision or place than before."""
@@ -413,7 +414,7 @@ def filter_all(tensors: Iterable[tuple[Tensor, FilteredWeight]]) -> None:
     of all cones are solved together.
     """
     linear: list[tuple[Tensor, Filter, Soft]] = []
-    cones: dict[torch.device, list[tuple[Tensor, FilteredWeight]]] = {}
+    cones: dict[torch.device, list[tuple[Cone, Tensor, Soft]]] = {}
     for tensor, filtered in tensors:
         filtered.fit(tensor.dtype, tensor.device)  # a plain module's marks do not travel with it
         held = filtered.held
@@ -422,7 +423,7 @@ def filter_all(tensors: Iterable[tuple[Tensor, FilteredWeight]]) -> None:
         if hasattr(tensor, "full_tensor"):  # sharded over processes
             replace_stored(tensor, filtered.projected)
         elif isinstance(held, Cone):
-            cones.setdefault(tensor.device, []).append((tensor, filtered))
+            cones.setdefault(tensor.device, []).append((held, tensor, filtered.soft))
         elif isinstance(held, Filter):
             linear.append((tensor, held, filtered.soft))
         else:
@@ -432,21 +433,17 @@ def filter_all(tensors: Iterable[tuple[Tensor, FilteredWeight]]) -> None:
         filters = sharing((held, soft, tensor.dtype, tensor.device) for tensor, held, soft in linear)
         torch._foreach_copy_(targets, through_linear(targets, filters))
     for members in cones.values():
-        for (tensor, _), found in zip(members, nearest_in_cones(members), strict=True):
+        for (_, tensor, _), found in zip(members, nearest_in_cones(members), strict=True):
             tensor.copy_(found)
 
 
-def nearest_in_cones(members: Sequence[tuple[Tensor, FilteredWeight]]) -> list[Tensor]:
+def nearest_in_cones(members: Iterable[tuple[Cone, Tensor, Soft]]) -> list[Tensor]:
     """The nearest tensor to each that lies in its cone; all of them on one device."""
-    views: list[tuple[Cone, Tensor]] = []
-    for tensor, filtered in members:
-        filtered.fit(tensor.dtype, tensor.device)
-        if isinstance(filtered.held, Cone):
-            views.append((filtered.held, filtered.soft.layout.read(tensor, filtered.soft.rep)))
-    with torch.autocast(members[0][0].device.type, enabled=False):
+    members = list(members)
+    with torch.autocast(members[0][1].device.type, enabled=False):
+        found = nearest([(cone, soft.layout.read(tensor, soft.rep)) for cone, tensor, soft in members])
         return [
-            filtered.soft.layout.write(tensor, found, filtered.soft.rep)
-            for (tensor, filtered), found in zip(members, nearest(views), strict=True)
+            soft.layout.write(tensor, view, soft.rep) for (_, tensor, soft), view in zip(members, found, strict=True)
         ]
 
 
