@@ -196,6 +196,16 @@ def test_the_gradient_of_a_gradient(how):
 
 
 @EVERY_GAIN
+def test_many_gradients_at_once(how):
+    model, x = net(**how), batch()
+    stored = [weight.stored for weight in se.soft_weights(model)]
+    answers = model(x)[0, 0, 0]
+    together = torch.autograd.grad(answers, stored, torch.eye(len(answers)), is_grads_batched=True, retain_graph=True)
+    apart = [torch.autograd.grad(answer, stored, retain_graph=True) for answer in answers]
+    assert_same((torch.zeros(()), together), (torch.zeros(()), [torch.stack(g) for g in zip(*apart, strict=True)]))
+
+
+@EVERY_GAIN
 def test_autocast_leaves_the_filter_in_float32(how):
     model, x = net(**how), batch()
     expected = [weight.value().detach() for weight in se.soft_weights(model)]

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
+from torch.nn.functional import pad
 
 from softequiv.errors import GainError
 from softequiv.gains.base import Gain, WeightFilter, settle
@@ -152,7 +152,8 @@ class _Nearest(torch.autograd.Function):
 
 def rows(parts: Sequence[Tensor]) -> Tensor:
     """Vectors as the rows of a matrix, filled up with zeros: levels that a weight does not have hold no energy."""
-    return parts[0][None] if len(parts) == 1 else pad_sequence(list(parts), True)
+    longest = max(len(part) for part in parts)
+    return torch.stack([pad(part, (0, longest - len(part))) if len(part) < longest else part for part in parts])
 
 
 def scaled(coordinates: Tensor) -> Tensor:

@@ -127,8 +127,9 @@ def through_linear(weights: Sequence[Tensor | None], filters: Iterable[Sharing])
         own: list[Any] = [weights[number] for number in members]
         if not own:
             continue
-        if shared.soft.layout != PLAIN:
-            done[members[0]] = through(shared.apply, shared.soft, own[0])
+        if shared.soft.layout != PLAIN or torch._C._functorch.is_legacy_batchedtensor(own[0]):  # not to be flattened
+            for number, part in zip(members, own, strict=True):
+                done[number] = through(shared.apply, shared.soft, part)
             continue
         flat: Tensor = torch._C._nn.flatten_dense_tensors(own)  # as DDP does: one call from Python for all of them
         if shared.matrix is None or tf32_allowed(flat):
