@@ -12,7 +12,7 @@ from transformers import ViTConfig, ViTForImageClassification
 
 import softequiv as se
 from draws import as_trained
-from softequiv.nn import Soft, SoftLinear, filtered_together, set_gain, soften_weight, together
+from softequiv.nn import FilteredWeight, Soft, SoftLinear, filtered_together, set_gain, soften_weight, together
 from softequiv.nn.together import AtOnce
 
 ROUNDING = {torch.float32: 1e-5, torch.float64: 1e-12}  # of sums in another order, relative to the largest entry
@@ -92,14 +92,15 @@ def in_a_pass(model, x, look):
 
 def ready(model):
     """Which weights are ready."""
-    return [weight.filtered.ready.weight is not None for weight in se.soft_weights(model)]
+    return [step.ready.weight is not None for step in model.modules() if isinstance(step, FilteredWeight)]
 
 
 def served_once(model, x):
     """Whether a pass of the model has filtered every weight ahead, so that each access gives one tensor."""
+    weights = list(se.soft_weights(model))
 
     def one_tensor():
-        return [weight.value() is weight.value() for weight in se.soft_weights(model)]
+        return [weight.value() is weight.value() for weight in weights]
 
     return all(in_a_pass(model, x, one_tensor))
 
@@ -111,8 +112,9 @@ EVERY_GAIN = pytest.mark.parametrize("how", GAINS.values(), ids=GAINS)
 @EVERY_GAIN
 def test_values_and_gradients_are_those_without_it(how, dtype):
     model, x = net(dtype, **how), batch(dtype)
-    expected = [weight.value().detach() for weight in se.soft_weights(model)]
-    values = in_a_pass(model, x, lambda: [weight.value().detach() for weight in se.soft_weights(model)])
+    weights = list(se.soft_weights(model))
+    expected = [weight.value().detach() for weight in weights]
+    values = in_a_pass(model, x, lambda: [weight.value().detach() for weight in weights])
     for value, alone in zip(values, expected, strict=True):
         assert torch.allclose(value, alone, rtol=ROUNDING[dtype], atol=ROUNDING[dtype])
     assert_same(gradients(model, x), at_each_access(model, x), dtype)
@@ -208,9 +210,10 @@ def test_many_gradients_at_once(how):
 @EVERY_GAIN
 def test_autocast_leaves_the_filter_in_float32(how):
     model, x = net(**how), batch()
-    expected = [weight.value().detach() for weight in se.soft_weights(model)]
+    weights = list(se.soft_weights(model))
+    expected = [weight.value().detach() for weight in weights]
     with torch.autocast("cpu", torch.bfloat16):
-        values = in_a_pass(model, x, lambda: [weight.value().detach() for weight in se.soft_weights(model)])
+        values = in_a_pass(model, x, lambda: [weight.value().detach() for weight in weights])
         assert model(x).dtype == torch.bfloat16
     for value, alone in zip(values, expected, strict=True):
         assert torch.allclose(value, alone, rtol=1e-5, atol=1e-6)
@@ -379,7 +382,24 @@ def test_an_exception_ends_the_pass():
     with pytest.raises(ZeroDivisionError):
         model(x)
     hook.remove()
-    assert not any(weight.value() is weight.value() for weight in se.soft_weights(model))
+    assert not any(ready(model))
+
+
+def test_an_interrupt_leaves_nothing_to_bake():
+    model, x = net(), batch()
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    hook = model.layers[-1].register_forward_pre_hook(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        model(x)
+    hook.remove()
+    expected = 2 * model.layers[0].weight.detach()
+    for parameter in model.parameters():
+        parameter.data.mul_(2)
+    assert torch.allclose(se.bake(model, copy=True).layers[0].weight, expected, atol=1e-6)
+    assert_same(gradients(model, x), at_each_access(model, x))
 
 
 @pytest.mark.parametrize("again", [False, True])

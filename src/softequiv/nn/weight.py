@@ -188,7 +188,12 @@ class Prepared:
     def end(self, during: Pass) -> None:
         """The pass is over."""
         if self.during is during:
-            self.weight = self.theta = self.during = None
+            self.during = None
+            self.forget()
+
+    def forget(self) -> None:
+        """Have nothing ready."""
+        self.weight = self.theta = None
 
     def serve(self, theta: Tensor, fitted: Fitted) -> Tensor | None:
         """The weight, if filtering now would give the same value and the same gradient."""
@@ -370,7 +375,11 @@ def soften_new(module: nn.Module, attribute: str, soft: Soft, mode: Mode) -> Non
 
 
 def soft_weights(model: nn.Module) -> Iterator[SoftWeight]:
-    """All soft weights of a model, in the order of its modules."""
+    """All soft weights of a model, in the order of its modules.
+
+    Whoever looks at them from here finds them filtered now: a pass for which they were made ready may have been
+    interrupted from the keyboard, of which torch tells no hook.
+    """
     check_module(model)
     for prefix, module in model.named_modules():
         dot = f"{prefix}." if prefix else ""
@@ -379,6 +388,7 @@ def soft_weights(model: nn.Module) -> Iterator[SoftWeight]:
             for attribute, steps in lists.items():
                 for step in steps:
                     if isinstance(step, FilteredWeight):
+                        step.ready.forget()
                         yield SoftWeight(dot + attribute, module, attribute, step)
         for attribute, filtered in module.__dict__.get(MARK, {}).items():
             if prefix.rpartition(".")[2] == ADAPTED:
