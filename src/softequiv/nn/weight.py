@@ -167,7 +167,8 @@ class Pass(Protocol):
 class Prepared:
     """W = gain(Theta), filtered ahead of its use, and what it was made from; empty where nothing is ready.
 
-    It serves while the pass is under way for which it was made, so that it cannot be out of date.
+    It serves while the pass is under way for which it was made, so that it cannot be out of date, and in the backward
+    pass after it, in which checkpointed activations are computed again by the same steps.
     """
 
     weight: Tensor | None = None
@@ -175,20 +176,20 @@ class Prepared:
     version: int = 0
     fitted: Fitted | None = None
     during: Pass | None = None
+    recorded: bool = False  # whether a backward pass may ask for it
 
     def fill(self, weight: Tensor, theta: Tensor, fitted: Fitted, during: Pass) -> None:
         """Have this ready from now on."""
         self.weight, self.theta, self.version, self.fitted = weight, theta, theta._version, fitted
-        self.during = during
+        self.during, self.recorded = during, False
 
     def during_another(self, own: Pass) -> bool:
         """Whether it is ready for a pass around this one."""
         return self.during is not None and self.during is not own and self.during.under_way
 
     def end(self, during: Pass) -> None:
-        """The pass is over."""
-        if self.during is during:
-            self.during = None
+        """The pass is over: let go of what its backward pass will not ask for."""
+        if self.during is during and not self.recorded:
             self.forget()
 
     def forget(self) -> None:
@@ -196,15 +197,24 @@ class Prepared:
         self.weight = self.theta = None
 
     def serve(self, theta: Tensor, fitted: Fitted) -> Tensor | None:
-        """The weight, if filtering now would give the same value and the same gradient."""
+        """The weight, if filtering now would give the same value and the same gradient; otherwise nothing is ready any
+        more, so that what was filtered at its access is so again in the backward pass.
+        """
         weight, during = self.weight, self.during
-        if weight is None or theta is not self.theta or theta._version != self.version or fitted is not self.fitted:
+        if weight is None:
             return None
-        if during is None or not during.under_way:
-            return None
-        if torch.is_grad_enabled() and (weight.requires_grad != theta.requires_grad or weight.is_inference()):
-            return None
-        return weight
+        recording = torch.is_grad_enabled()
+        if (
+            theta is self.theta
+            and theta._version == self.version
+            and fitted is self.fitted
+            and ((during is not None and during.under_way) or torch._C._current_graph_task_id() >= 0)
+            and not (recording and (weight.requires_grad != theta.requires_grad or weight.is_inference()))
+        ):
+            self.recorded |= recording
+            return weight
+        self.forget()
+        return None
 
 
 class FilteredWeight(nn.Module):
