@@ -560,6 +560,14 @@ def test_a_compiled_model_filters_in_its_own_graph():
     assert not any(ready(model))
 
 
+def test_what_torch_compile_returned_may_be_softened():
+    model = Net()
+    compiled = torch.compile(model, backend="eager")
+    se.soften(compiled, "SO(2)", softness=0.5)
+    assert not compiled._forward_pre_hooks and served_once(model, batch())
+    assert torch.allclose(compiled(batch()), model(batch()), atol=1e-6)
+
+
 def test_a_model_in_project_mode_or_without_soft_weights_is_left_alone():
     for model in (net(softness=0.5, mode="project"), nn.Linear(2, 2)):
         filtered_together(model).remove()

@@ -46,6 +46,7 @@ def filtered_together(model: nn.Module) -> Hooks:
     >>> torch.allclose(net(x), apart, atol=1e-6)
     True
     """
+    model = getattr(model, "_orig_mod", model)  # what torch.compile returns filters in its own graph
     at_once = AtOnce(weight for weight in soft_weights(model) if weight.filtered.mode == "parametrize")
     without_hooks(model, lambda hook: isinstance(hook, AtOnce))  # which may know fewer weights
     if not at_once.chains:
