@@ -2,16 +2,17 @@
 
 import copy
 import pickle
+import threading
 
 import pytest
 import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 from transformers import ViTConfig, ViTForImageClassification
 
 import softequiv as se
 from draws import as_trained
-from softequiv.nn import Soft, SoftLinear, filtered_together, set_gain, soften_weight
+from softequiv.nn import FilteredWeight, Soft, SoftLinear, filtered_together, set_gain, soften_weight, together
 from softequiv.nn.together import AtOnce
 
 ROUNDING = {torch.float32: 1e-5, torch.float64: 1e-12}  # of sums in another order, relative to the largest entry
@@ -91,14 +92,15 @@ def in_a_pass(model, x, look):
 
 def ready(model):
     """Which weights are ready."""
-    return [weight.filtered.ready.weight is not None for weight in se.soft_weights(model)]
+    return [step.ready.weight is not None for step in model.modules() if isinstance(step, FilteredWeight)]
 
 
 def served_once(model, x):
     """Whether a pass of the model has filtered every weight ahead, so that each access gives one tensor."""
+    weights = list(se.soft_weights(model))
 
     def one_tensor():
-        return [weight.value() is weight.value() for weight in se.soft_weights(model)]
+        return [weight.value() is weight.value() for weight in weights]
 
     return all(in_a_pass(model, x, one_tensor))
 
@@ -110,8 +112,9 @@ EVERY_GAIN = pytest.mark.parametrize("how", GAINS.values(), ids=GAINS)
 @EVERY_GAIN
 def test_values_and_gradients_are_those_without_it(how, dtype):
     model, x = net(dtype, **how), batch(dtype)
-    expected = [weight.value().detach() for weight in se.soft_weights(model)]
-    values = in_a_pass(model, x, lambda: [weight.value().detach() for weight in se.soft_weights(model)])
+    weights = list(se.soft_weights(model))
+    expected = [weight.value().detach() for weight in weights]
+    values = in_a_pass(model, x, lambda: [weight.value().detach() for weight in weights])
     for value, alone in zip(values, expected, strict=True):
         assert torch.allclose(value, alone, rtol=ROUNDING[dtype], atol=ROUNDING[dtype])
     assert_same(gradients(model, x), at_each_access(model, x), dtype)
@@ -152,8 +155,12 @@ def test_a_network_of_soft_layers_gains_by_it_when_asked(space, gain):
     expected = gradients(model, x)
     hooks = filtered_together(model)
     assert_same(gradients(model, x), expected)
-    assert any(ready(model))
+    at_once = []
+    look = model[1].register_forward_pre_hook(lambda layer, _: at_once.append(layer.weight is layer.weight))
+    model(x)
+    look.remove()
     hooks.remove()
+    assert at_once == [True]
     assert not model._forward_hooks and not model._forward_pre_hooks and not model._forward_hooks_always_called
 
 
@@ -191,11 +198,22 @@ def test_the_gradient_of_a_gradient(how):
 
 
 @EVERY_GAIN
+def test_many_gradients_at_once(how):
+    model, x = net(**how), batch()
+    stored = [weight.stored for weight in se.soft_weights(model)]
+    answers = model(x)[0, 0, 0]
+    together = torch.autograd.grad(answers, stored, torch.eye(len(answers)), is_grads_batched=True, retain_graph=True)
+    apart = [torch.autograd.grad(answer, stored, retain_graph=True) for answer in answers]
+    assert_same((torch.zeros(()), together), (torch.zeros(()), [torch.stack(g) for g in zip(*apart, strict=True)]))
+
+
+@EVERY_GAIN
 def test_autocast_leaves_the_filter_in_float32(how):
     model, x = net(**how), batch()
-    expected = [weight.value().detach() for weight in se.soft_weights(model)]
+    weights = list(se.soft_weights(model))
+    expected = [weight.value().detach() for weight in weights]
     with torch.autocast("cpu", torch.bfloat16):
-        values = in_a_pass(model, x, lambda: [weight.value().detach() for weight in se.soft_weights(model)])
+        values = in_a_pass(model, x, lambda: [weight.value().detach() for weight in weights])
         assert model(x).dtype == torch.bfloat16
     for value, alone in zip(values, expected, strict=True):
         assert torch.allclose(value, alone, rtol=1e-5, atol=1e-6)
@@ -267,12 +285,42 @@ def test_a_part_called_by_itself_filters_at_each_access(how):
     assert kept == [True] * 2 + [False] * (len(kept) - 2)
 
 
-def test_a_weight_that_no_loss_uses_has_no_gradient():
-    model, x = net(softness=0.5), batch()
+@EVERY_GAIN
+def test_a_weight_that_no_loss_uses_has_no_gradient(how):
+    model, x = net(**how), batch()
     part = in_a_pass(model, x, lambda: model.layers[:2](x))
     part.square().mean().backward()
     kept = [weight.stored.grad is not None for weight in se.soft_weights(model)]
     assert kept == [True] * 2 + [False] * (len(kept) - 2)
+
+
+class Towers(nn.Module):
+    """Two parts with an answer each; or with a backward pass inside the forward pass."""
+
+    def __init__(self, within=False):
+        super().__init__()
+        self.left, self.right, self.within = nn.Conv2d(3, 4, 5), nn.Conv2d(3, 4, 3), within
+
+    def forward(self, x):
+        if self.within:
+            torch.autograd.grad(self.left(x).square().mean(), list(self.left.parameters()))
+        return self.left(x), self.right(x)
+
+
+@EVERY_GAIN
+@pytest.mark.parametrize("within", [False, True])
+def test_each_part_has_a_backward_pass_of_its_own(how, within):
+    torch.manual_seed(0)
+    model, x = se.soften(Towers(within), "SO(2)", **how), batch()
+    for call in (model, model.forward):
+        for part, answer in zip((model.left, model.right), call(x), strict=True):
+            answer.square().mean().backward()
+            assert all(p.grad is not None for p in part.parameters())
+    found = [p.grad.clone() for p in model.parameters()]
+    model.zero_grad()
+    for answer in model.forward(x):
+        (2 * answer.square().mean()).backward()
+    assert_same((torch.zeros(()), found), (torch.zeros(()), [p.grad for p in model.parameters()]))
 
 
 def test_a_softness_changed_in_a_pass_holds_at_once():
@@ -330,11 +378,51 @@ def test_a_soft_part_of_a_larger_model_is_filtered_once(how):
 
 def test_an_exception_ends_the_pass():
     model, x = net(), batch()
+    weights = list(se.soft_weights(model))
     hook = model.layers[-1].register_forward_pre_hook(lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         model(x)
     hook.remove()
-    assert not any(weight.value() is weight.value() for weight in se.soft_weights(model))
+    assert not any(weight.value() is weight.value() for weight in weights)
+
+
+def test_an_interrupt_leaves_nothing_to_bake():
+    model, x = net(), batch()
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    hook = model.layers[-1].register_forward_pre_hook(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        model(x)
+    hook.remove()
+    expected = 2 * model.layers[0].weight.detach()
+    for parameter in model.parameters():
+        parameter.data.mul_(2)
+    assert torch.allclose(se.bake(model, copy=True).layers[0].weight, expected, atol=1e-6)
+    assert_same(gradients(model, x), at_each_access(model, x))
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_threads_may_serve_a_model_while_its_dial_is_turned(again, monkeypatch):
+    model, x, sharing, other = net(softness=0.5), batch(), together.sharing, []
+    model(x)
+    se.set_softness(model, 0.2)
+
+    def interrupted(filters):
+        """Another thread has its turn while this one finds out which weights go together."""
+        monkeypatch.setattr(together, "sharing", sharing)
+        if again:
+            se.set_softness(model, 0.8)
+        thread = threading.Thread(target=lambda: other.append(model(x)))
+        thread.start()
+        thread.join()
+        return sharing(filters)
+
+    monkeypatch.setattr(together, "sharing", interrupted)
+    model(x)
+    for answer in (*other, model(x)):
+        assert torch.allclose(answer, model.forward(x), atol=1e-6)
 
 
 def test_a_weight_softened_in_a_pass_is_filtered_at_access():
@@ -383,6 +471,53 @@ def test_checkpointed_activations(how, reentrant, passes):
 
 
 @EVERY_GAIN
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("both", [False, True])
+def test_checkpointed_parts_beside_the_whole(how, reentrant, both):
+    torch.manual_seed(0)
+    part = Checkpointed()
+    part.reentrant = reentrant
+    model, x = se.soften(nn.Sequential(part, nn.Conv2d(4, 4, 5)), "SO(2)", **how), batch().requires_grad_()
+    whole = loss_of(model(x))
+    if not both:
+        whole.backward()
+        model.zero_grad(set_to_none=True)
+        for parameter in model.parameters():
+            parameter.data.mul_(2)
+    found = gradients(model, x, lambda x: part(x).square() + (whole if both else 0))
+    expected = gradients(model, x, lambda x: part.layers(x).square() + (loss_of(model.forward(x)) if both else 0))
+    assert_same(found, expected)
+
+
+@EVERY_GAIN
+def test_activations_of_which_products_are_kept(how):
+    def kept():
+        return create_selective_checkpoint_contexts([torch.ops.aten.mm.default, torch.ops.aten._to_copy.default])
+
+    class Selective(Net):
+        def forward(self, x):
+            return checkpoint(self.layers, x, use_reentrant=False, context_fn=kept)
+
+    torch.manual_seed(0)
+    model, x = se.soften(Selective(), "SO(2)", **how), batch().requires_grad_()
+    expected = gradients(model, x, lambda x: model.layers(x))
+    assert_same(gradients(model, x), expected)
+    assert_same(at_each_access(model, x), expected)
+
+
+@EVERY_GAIN
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_layer_inside_and_outside_of_a_checkpoint(how, reentrant):
+    class Twice(nn.Sequential):
+        def forward(self, x):
+            return self[0](checkpoint(self[0], x, use_reentrant=reentrant))
+
+    torch.manual_seed(0)
+    model, x = se.soften(Twice(nn.Conv2d(3, 3, 5, padding=2)), "SO(2)", **how), batch().requires_grad_()
+    assert_same(gradients(model, x), gradients(model, x, lambda x: model[0](model[0](x))))
+
+
+@EVERY_GAIN
 def test_a_functional_call_uses_the_tensors_it_is_given(how):
     model, x = net(**how), batch()
     others = {name: 2 * parameter.detach() for name, parameter in model.named_parameters()}
@@ -423,6 +558,14 @@ def test_a_compiled_model_filters_in_its_own_graph():
     loss.backward()
     assert_same((loss.detach(), [p.grad for p in model.parameters()]), expected)
     assert not any(ready(model))
+
+
+def test_what_torch_compile_returned_may_be_softened():
+    model = Net()
+    compiled = torch.compile(model, backend="eager")
+    se.soften(compiled, "SO(2)", softness=0.5)
+    assert not compiled._forward_pre_hooks and served_once(model, batch())
+    assert torch.allclose(compiled(batch()), model(batch()), atol=1e-6)
 
 
 def test_a_model_in_project_mode_or_without_soft_weights_is_left_alone():

@@ -240,6 +240,28 @@ def test_the_cone_is_differentiable_twice_and_its_derivatives_are_right():
     assert torch.allclose(gradient, torch.ones_like(gradient))
 
 
+@given(weight_reps(COMPACT + FINITE), st.floats(1e-6, 1.9), st.sampled_from([1.0, 1e-150, 1e150]), seeds)
+def test_gradients_are_those_of_the_recorded_steps(rep, eta, size, seed):
+    assume(rep.group.order > 1)
+    project, w = se.least_distortion(eta, WITHIN).on(rep), size * weight(rep, seed)
+    v = weight(rep, seed + 1)
+    recorded = torch.func.grad(lambda x: (project(x) * v).sum())(w)
+    (found,) = torch.autograd.grad((project(w.requires_grad_()) * v).sum(), w)
+    assert float((found - recorded).norm()) <= 1e-8 * float(recorded.norm())
+
+
+def test_second_derivatives_are_of_the_weight_that_was_used():
+    rep = se.grid(se.SO(2), 3, 3)
+    w = weight(rep, 0).requires_grad_()
+    loss = se.least_distortion(0.4, WITHIN)(w, rep).square().sum()
+    (expected,) = torch.autograd.grad(loss, w, retain_graph=True)
+    with torch.no_grad():
+        w.mul_(2)
+    assert torch.equal(torch.autograd.grad(loss, w, retain_graph=True)[0], expected)
+    with pytest.raises(RuntimeError, match="changed in place"):
+        torch.autograd.grad(loss, w, create_graph=True)
+
+
 @given(weight_reps(COMPACT + FINITE), st.floats(0.05, 1.0), seeds)
 def test_the_cone_projection_is_idempotent_and_homogeneous(rep, eta, seed):
     assume(rep.group.order > 1)

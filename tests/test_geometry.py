@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import softequiv as se
+from zoo import CASES
 
 EXACT = 1e-5  # float32 rounding through a few layers, relative to the largest value
 
@@ -263,3 +264,27 @@ def test_swin_v2_says_what_tells_directions_apart() -> None:
     biases = [reason for name, reason in reasons.items() if "continuous_position_bias_mlp" in name]
     assert len(biases) == 8 and all("makes the biases of attention from coordinates" in reason for reason in biases)
     assert "merges 2 x 2 neighbours" in reasons["encoder.layers.0.downsample.reduction.weight"]
+
+
+def aimv2(native: bool) -> nn.Module:
+    config = transformers.Aimv2VisionConfig(
+        image_size=32,
+        patch_size=8,
+        hidden_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=64,
+        is_native=native,
+    )
+    return transformers.Aimv2VisionModel(config)
+
+
+def test_positions_that_are_made_as_the_model_runs_tell_directions_apart() -> None:
+    (told,) = se.plan(aimv2(True), "C4", softness=0.0).uneven
+    assert "embeddings: it makes waves of rows and columns as it runs" in str(told)
+    assert se.plan(aimv2(False), "C4", softness=0.0).uneven == ()
+
+
+def test_rotary_positions_are_told_of_once() -> None:
+    planned = se.plan(CASES["dinov3"].model(), "C4", softness=0.0)
+    assert "rotary positions" in str(planned) and planned.uneven == ()

@@ -466,7 +466,10 @@ def test_channels_last() -> None:
             found = answer(other, y)
             found.sum().backward()
             assert torch.allclose(found, expected, atol=EXACT)
-            assert torch.allclose(answer(se.bake(other, copy=True), y), expected, atol=EXACT)
+            strides = {key: value.stride() for key, value in se.stored_tensors(other).items()}
+            baked = se.bake(other, copy=True)
+            assert torch.allclose(answer(baked, y), expected, atol=EXACT)
+            assert {key: value.stride() for key, value in baked.state_dict().items()} == strides
 
 
 # training

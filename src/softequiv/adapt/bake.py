@@ -80,8 +80,10 @@ def plain_parameters(model: nn.Module, values: Mapping[str, Tensor]) -> dict[nn.
     first: dict[nn.Parameter, nn.Parameter] = {}
     for weight in soft_weights(model):
         if weight.filtered.mode == "parametrize":
-            own = nn.Parameter(values[weight.name], requires_grad=weight.stored.requires_grad)
-            shared = first.setdefault(weight.stored, own)
+            stored, value = weight.stored, values[weight.name]
+            laid_out = torch.empty_strided(value.shape, stored.stride(), dtype=value.dtype, device=value.device)
+            own = nn.Parameter(laid_out.copy_(value), requires_grad=stored.requires_grad)
+            shared = first.setdefault(stored, own)
             written.setdefault(weight.module, {})[weight.attribute] = shared if torch.equal(shared, own) else own
     return written
 

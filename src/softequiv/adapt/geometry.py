@@ -37,6 +37,7 @@ MAKING_MAPS = re.compile("conv|pool|interpolate|pad")  # functions whose results
 FLATTENING = ("flatten", "reshape", "view")
 TRANSPOSING = ("transpose", "permute", "swapaxes", "swapdims", "movedim", "__get__")  # the last is that of x.mT
 SHUFFLING = ("pixel_shuffle", "pixel_unshuffle")
+WAVES = ("sin", "cos")
 SAME_PICTURE = 1e-6  # a picture resized from one side differs by as much as its pixels do
 
 
@@ -224,8 +225,8 @@ class Walk(TorchFunctionMode):
     """Follows one forward pass: which module is running, which tensors were padded lopsided, which layers are uneven.
 
     Functions are seen whether a module or other code calls them. Padding that a window consumes is judged together with
-    it, any other on its own. `told` are linear layers whose grids are known; `values` are the tensors behind those that
-    have shapes only, by their id.
+    it, any other on its own. `told` are layers of which it is known what they do: linear ones on grids, positions that
+    are fixed; `values` are the tensors behind those that have shapes only, by their id.
     """
 
     def __init__(self, group: Group, told: Collection[str] = (), values: Mapping[int, Tensor] | None = None) -> None:
@@ -237,6 +238,7 @@ class Walk(TorchFunctionMode):
         self.flattened: dict[tuple[int, ...], Flattened] = {}  # by the shape that a linear layer would meet
         self.transposed: dict[tuple[int, ...], Flattened] = {}  # the same with both axes exchanged
         self.running: list[str] = []
+        self.placing: set[str] = set()  # modules that have made rows and columns
         self.pending: dict[int, Padded] = {}
         self.seen: list[Uneven] = []
 
@@ -365,6 +367,11 @@ class Walk(TorchFunctionMode):
             self.flatten(args[0], result)
         elif called in TRANSPOSING and isinstance(result, Tensor):
             self.transpose(tuple(args[0].shape[1:]), tuple(result.shape[1:]))
+        elif called == "meshgrid":
+            self.placing.add(name)
+        elif called in WAVES and name in self.placing - set(self.told):
+            why = "it makes waves of rows and columns as it runs, with nothing to filter"
+            self.note(Uneven(name, why, "learn a table of positions instead, which is filtered"))
         elif func is nn.functional.unfold:
             self.unfold(pair(given["kernel_size"]), result)
         elif func is nn.functional.linear:
@@ -394,7 +401,7 @@ def uneven_layers(
     model: nn.Module, shape: tuple[int, ...], dtype: torch.dtype, group: Group, told: Collection[str] = ()
 ) -> tuple[list[Uneven], str]:
     """Walk an input of this shape through a copy of the model without computing: the layers that break its symmetry
-    under the group, but for linear layers whose grids were told, and what stopped the walk, if anything did.
+    under the group, but for layers of which that was told, and what stopped the walk, if anything did.
     """
     walk, stopped = Walk(group, told), ""
     other_sizes = "interpolate_pos_encoding" in inspect.signature(model.forward).parameters

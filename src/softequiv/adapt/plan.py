@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import fnmatch
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, cast, get_args
 
@@ -241,7 +241,9 @@ def plan(
             raise SoftEquivError(f"{finding.name} is parametrised already; remove or merge that first, or skip it")
     size = (image_size, image_size) if image_size else config_sizes(model)
     uneven, note = (
-        geometry(model, size, parameters, setting) if size else ((), "geometry not checked: give image_size=...")
+        geometry(model, size, parameters, setting, [*(grids or ()), *(known.name for known in skipped)])
+        if size
+        else ((), "geometry not checked: give image_size=...")
     )
     if scope == "network":
         error, told = network_errors(model, found, setting.group, cast(float, error), cast(float, reach), data)
@@ -282,15 +284,15 @@ def config_sizes(model: nn.Module) -> Sizes | None:
 
 
 def geometry(
-    model: nn.Module, size: Sizes, parameters: Mapping[str, nn.Parameter], setting: Setting
+    model: nn.Module, size: Sizes, parameters: Mapping[str, nn.Parameter], setting: Setting, told: Collection[str]
 ) -> tuple[tuple[Uneven, ...], str]:
-    """Layers that do not cover a picture of this size evenly."""
+    """Layers that do not cover a picture of this size evenly, but for those that were told of."""
     channels = getattr(getattr(model, "config", None), "num_channels", None)
     if channels is None:
         first = next((module for module in model.modules() if isinstance(module, nn.Conv2d)), None)
         channels = first.in_channels if first is not None else 3
     dtype = next(iter(parameters.values())).dtype
-    uneven, stopped = uneven_layers(model, (1, channels, *size), dtype, setting.group, setting.grids or ())
+    uneven, stopped = uneven_layers(model, (1, channels, *size), dtype, setting.group, told)
     pixels = f"{size[0]}" if size[0] == size[1] else f"{size[0]} x {size[1]}"
     note = f"geometry not checked to the end at {pixels} pixels: the dry forward pass stopped with {stopped}"
     return tuple(uneven), note if stopped else ""

@@ -11,15 +11,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
+from torch.nn.functional import pad
 
 from softequiv.errors import GainError
 from softequiv.gains.base import Gain, WeightFilter, settle
 from softequiv.reps import Rep
 from softequiv.spectrum import Spectrum, spectrum
+from softequiv.spectrum.base import is_eager
 
 POINTS, ROUNDS, STEPS = 64, 2, 3  # of the solver: tables, then Newton's method
 DERIVATIVES = 2  # that are exact: a Hessian is the last that trainings ask for
@@ -50,26 +52,127 @@ class Cone:
 
 def nearest(weights: Sequence[tuple[Cone, Tensor]]) -> list[Tensor]:
     """Each weight's nearest one in its cone; all on one device, so that their equations are solved together."""
-    coordinates = [cone.of.analyse(weight) for cone, weight in weights]
-    energies = [direction_energies(cone.of, y) for (cone, _), y in zip(weights, coordinates, strict=True)]
-    ratios = [cone.ratio.to(e) for (cone, _), e in zip(weights, energies, strict=True)]
-    if len(weights) == 1:
-        gains = [least_distortion_gain(energies[0], ratios[0])]
-    else:  # levels that a weight does not have hold no energy
-        gains = list(least_distortion_gain(pad_sequence(energies, True), pad_sequence(ratios, True)))
-    return [
-        cone.of.synthesise(y * gamma.to(y.dtype).index_select(0, cone.of.level_of), weight)
-        for (cone, weight), y, gamma in zip(weights, coordinates, gains, strict=True)
-    ]
+    if not any(is_eager(weight) for _, weight in weights):
+        return Solution.of(weights).weights(weights)
+    cones, own = zip(*weights, strict=True)
+    return list(_Nearest.apply(cones, *own))  # type: ignore[no-untyped-call]
+
+
+@dataclass(frozen=True)
+class Solution:
+    """Coordinates of weights, and the energies, ratios and gains of their levels, a row for each weight."""
+
+    coordinates: list[Tensor]
+    energies: Tensor
+    ratios: Tensor
+    gains: Tensor
+
+    @staticmethod
+    def of(weights: Sequence[tuple[Cone, Tensor]]) -> Solution:
+        """The equations of these weights, solved."""
+        coordinates = [cone.of.analyse(weight) for cone, weight in weights]
+        energies = rows([direction_energies(cone.of, y) for (cone, _), y in zip(weights, coordinates, strict=True)])
+        ratios = rows([cone.ratio.to(energies) for cone, _ in weights])
+        return Solution(coordinates, energies, ratios, least_distortion_gain(energies, ratios))
+
+    def weights(self, like: Sequence[tuple[Cone, Tensor]]) -> list[Tensor]:
+        """The nearest weights."""
+        return [
+            cone.of.synthesise(y * gamma.to(y.dtype).index_select(0, cone.of.level_of), weight)
+            for (cone, weight), y, gamma in zip(like, self.coordinates, self.gains, strict=True)
+        ]
+
+    def gradients(self, cones: Sequence[Cone], gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """Those of Theta from those of W. With v and y the coordinates of both, a = (r - 1) gamma^2 and e as below,
+
+            gamma v - y a (sum_sigma a (v, y)_sigma) / (sum_sigma e (r - 1)^2 gamma^3),
+
+        as the energies move the solution; inside its cone a weight has gamma = 1 and no second term.
+        """
+        units = [scaled(y) for y in self.coordinates]
+        moved = [None if g is None else cone.of.analyse(g) for cone, g in zip(cones, gradients, strict=True)]
+        products = [torch.zeros_like(y) if v is None else v * y for v, y in zip(moved, units, strict=True)]
+        pulls = rows([level_sums(cone.of, p) for cone, p in zip(cones, products, strict=True)])
+        above = self.ratios - 1
+        slopes = above * self.gains.square()
+        steep = (self.energies * above.square() * self.gains**3).sum(-1, keepdim=True)
+        amounts = (slopes * pulls).sum(-1, keepdim=True) / torch.where(steep > 0, steep, 1.0)
+        inside = (self.gains == 1).all(-1, keepdim=True)
+        found: list[Tensor | None] = []
+        for cone, g, v, y, gamma, change in zip(
+            cones, gradients, moved, units, self.gains, torch.where(inside, 0.0, slopes * amounts), strict=True
+        ):
+            if g is None or v is None:
+                found.append(None)
+                continue
+            own = v * gamma.index_select(0, cone.of.level_of) - y * change.index_select(0, cone.of.level_of)
+            found.append(cone.of.synthesise(own.to(v.dtype), g))
+        return found
+
+
+class _Nearest(torch.autograd.Function):
+    """Weights that are solved for together, and differentiated each by itself: one that no loss uses has no gradient,
+    and losses of separate parts of a model have separate backward passes, as with a filter for each.
+
+    Nothing is saved for it, so that activations which are computed again save as many tensors as the first time.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, cones: tuple[Cone, ...], *weights: Tensor) -> tuple[Tensor, ...]:
+        ctx.set_materialize_grads(False)
+        members = list(zip(cones, weights, strict=True))
+        ctx.members, ctx.versions, ctx.solution = members, [w._version for w in weights], Solution.of(members)
+        return tuple(ctx.solution.weights(members))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        with torch.autocast(ctx.members[0][1].device.type, enabled=False):
+            if torch.is_grad_enabled():
+                return (None, *_Nearest.recorded(ctx, gradients))
+            return (None, *ctx.solution.gradients([cone for cone, _ in ctx.members], gradients))
+
+    @staticmethod
+    def recorded(ctx: Any, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """Gradients that will be differentiated themselves, from recorded steps."""
+        if [weight._version for _, weight in ctx.members] != ctx.versions:
+            raise RuntimeError(
+                "a weight with an error target was changed in place before its second derivative was taken; take the "
+                "optimiser's step after all backward passes"
+            )
+        used = [n for n, gradient in enumerate(gradients) if gradient is not None and ctx.needs_input_grad[n + 1]]
+        found: list[Tensor | None] = [None] * len(gradients)
+        members = [ctx.members[n] for n in used]
+        if members:
+            again, weights = Solution.of(members).weights(members), [weight for _, weight in members]
+            own = torch.autograd.grad(again, weights, [gradients[n] for n in used], create_graph=True)
+            for n, gradient in zip(used, own, strict=True):
+                found[n] = gradient
+        return found
+
+
+def rows(parts: Sequence[Tensor]) -> Tensor:
+    """Vectors as the rows of a matrix, filled up with zeros: levels that a weight does not have hold no energy."""
+    longest = max(len(part) for part in parts)
+    return torch.stack([pad(part, (0, longest - len(part))) if len(part) < longest else part for part in parts])
+
+
+def scaled(coordinates: Tensor) -> Tensor:
+    """Coordinates in float64, up to a common factor."""
+    wide = coordinates.double()
+    if coordinates.dtype == torch.float64 and wide.numel():  # squares of these may overflow or vanish
+        wide = wide / wide.detach().abs().amax().clamp(min=torch.finfo(torch.float64).tiny)
+    return wide
 
 
 def direction_energies(of: Spectrum, coordinates: Tensor) -> Tensor:
     """||w_sigma||^2 at each level up to a common factor, from coordinates: (levels,) float64, differentiable."""
-    wide = coordinates.double()
-    if coordinates.dtype == torch.float64 and wide.numel():  # squares of these may overflow or vanish
-        wide = wide / wide.detach().abs().amax().clamp(min=torch.finfo(torch.float64).tiny)
-    squares = wide.square().reshape(-1, of.rep.dim).sum(0)
-    return squares.new_zeros(len(of.levels)).index_add(0, of.level_of, squares)
+    return level_sums(of, scaled(coordinates).square())
+
+
+def level_sums(of: Spectrum, numbers: Tensor) -> Tensor:
+    """The sum over each level and all copies of one number for each coordinate, (..., D): (levels,)."""
+    own = numbers.reshape(-1, of.rep.dim).sum(0)
+    return own.new_zeros(len(of.levels)).index_add(0, of.level_of, own)
 
 
 def least_distortion_gain(energies: Tensor, ratio: Tensor) -> Tensor:

@@ -274,10 +274,10 @@ def explained(
     """The causes in each part, and what could not be checked."""
     soft = frozenset(weight.name for weight in soft_weights(model))
     plain = bake(model, copy=True) if soft else model
-    told = {name.rpartition(".")[0] for name in soft}
+    fixed = cannot_be_softened(plain, elements[0].group)
+    told = {*(name.rpartition(".")[0] for name in soft), *fixed}
     uneven, stopped = uneven_layers(plain, tuple(x.shape), x.dtype, elements[0].group, told)
     resamples = any(acts.valid(x, g) is not None for g in elements)
-    fixed = cannot_be_softened(plain, elements[0].group)
     tried = Circumstances(tuple(elements[:MOST_TRIED]), resamples, tuple(uneven), soft, fixed, dropped)
     entering = [acts, *(cut.acts for cut in cuts)]
     found = [

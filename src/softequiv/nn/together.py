@@ -18,6 +18,7 @@ from softequiv.gains import Cone
 from softequiv.nn.hooks import GoesWithFilters, Hooks, without_hooks
 from softequiv.nn.weight import (
     FilteredWeight,
+    Fitted,
     Sharing,
     SoftWeight,
     nearest_in_cones,
@@ -45,6 +46,7 @@ def filtered_together(model: nn.Module) -> Hooks:
     >>> torch.allclose(net(x), apart, atol=1e-6)
     True
     """
+    model = getattr(model, "_orig_mod", model)  # what torch.compile returns filters in its own graph
     at_once = AtOnce(weight for weight in soft_weights(model) if weight.filtered.mode == "parametrize")
     without_hooks(model, lambda hook: isinstance(hook, AtOnce))  # which may know fewer weights
     if not at_once.chains:
@@ -62,8 +64,8 @@ class AtOnce(GoesWithFilters):
             if lists[weight.attribute][0] is weight.filtered:  # nothing comes before it
                 self.chains.append((lists[weight.attribute], weight.filtered))
         self.under_way = False
-        self.filters: list[Sharing] = []
-        self.grouped: list[tuple[torch.dtype, torch.device]] = []  # `fitted` of the weights that these filters are for
+        # the filters of weights by their `fitted`; set as one, and fitted is read first: other threads may do the same
+        self.grouped: tuple[list[Fitted], list[Sharing]] = ([], [])
 
     def __call__(self, model: nn.Module, inputs: Any, *answers: Any) -> None:
         if torch.compiler.is_compiling():  # a compiled pass filters in its own graph
@@ -79,38 +81,41 @@ class AtOnce(GoesWithFilters):
     def prepare(self) -> None:
         """Filter all weights for this pass."""
         thetas: list[Tensor] = []
-        linear: list[tuple[FilteredWeight, Filter]] = []
-        cones: dict[torch.device, list[tuple[Tensor, FilteredWeight]]] = {}
+        linear: list[tuple[FilteredWeight, Fitted, Filter]] = []
+        cones: dict[torch.device, list[tuple[FilteredWeight, Fitted, Tensor, Cone]]] = {}
         recording = torch.is_grad_enabled()
         for chain, filtered in self.chains:
             theta: Tensor = chain.original
             whole = not hasattr(theta, "full_tensor") and not theta.is_inference()  # not sharded, and with a version
             learns = theta.requires_grad or not recording  # the frozen have no part in a recorded table
-            fits = (theta.dtype, theta.device) == filtered.fitted
+            fitted = filtered.fitted
+            fits = (theta.dtype, theta.device) == fitted
             if not (whole and learns and fits) or filtered.ready.during_another(self):
                 continue
             apply = filtered.filter
             if isinstance(apply, Filter):
                 if apply.side != "identity":
                     thetas.append(theta)
-                    linear.append((filtered, apply))
+                    linear.append((filtered, fitted, apply))
             elif isinstance(apply, Cone):
-                cones.setdefault(theta.device, []).append((theta, filtered))
+                cones.setdefault(theta.device, []).append((filtered, fitted, theta, apply))
         if linear:
             weights = _Linear.apply(self.grouping(linear), *thetas)  # type: ignore[no-untyped-call]
-            for theta, (filtered, _), weight in zip(thetas, linear, weights, strict=True):
-                filtered.ready.fill(weight, theta, filtered.fitted, self)
+            for theta, (filtered, fitted, _), weight in zip(thetas, linear, weights, strict=True):
+                filtered.ready.fill(weight, theta, fitted, self)
         for members in cones.values():
-            for (theta, filtered), weight in zip(members, nearest_in_cones(members), strict=True):
-                filtered.ready.fill(weight, theta, filtered.fitted, self)
+            found = nearest_in_cones((cone, theta, filtered.soft) for filtered, _, theta, cone in members)
+            for (filtered, fitted, theta, _), weight in zip(members, found, strict=True):
+                filtered.ready.fill(weight, theta, fitted, self)
 
-    def grouping(self, linear: Sequence[tuple[FilteredWeight, Filter]]) -> list[Sharing]:
+    def grouping(self, linear: Sequence[tuple[FilteredWeight, Fitted, Filter]]) -> list[Sharing]:
         """Which of these weights go together; to find that out takes longer than to filter them."""
-        fitted = [filtered.fitted for filtered, _ in linear]
-        if len(fitted) != len(self.grouped) or any(map(operator.is_not, fitted, self.grouped)):
-            self.grouped = fitted
-            self.filters = sharing((apply, filtered.soft, *filtered.fitted) for filtered, apply in linear)
-        return self.filters
+        own = [fitted for _, fitted, _ in linear]
+        known, filters = self.grouped
+        if len(own) != len(known) or any(map(operator.is_not, own, known)):
+            filters = sharing((apply, filtered.soft, *fitted) for filtered, fitted, apply in linear)
+            self.grouped = own, filters
+        return filters
 
 
 def traced_or_transformed() -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, Protocol, get_args
 
 import torch
@@ -23,12 +24,13 @@ from softequiv.nn.hooks import Hooks
 from softequiv.nn.module import check_module
 from softequiv.reps import Rep
 from softequiv.spectrum import Filter, spectrum
-from softequiv.spectrum.base import full_precision
+from softequiv.spectrum.base import full_precision, in_one_step
 from softequiv.spectrum.transforms import tf32_allowed
 
 Mode = Literal["parametrize", "project"]
 MARK = "_soft_weights"  # where a plain module remembers what `hold` must project
 ADAPTED = "base_layer"  # what PEFT calls the layer to which it adds
+Fitted = tuple[torch.dtype, torch.device]
 
 
 @dataclass(frozen=True)
@@ -125,8 +127,9 @@ def through_linear(weights: Sequence[Tensor | None], filters: Iterable[Sharing])
         own: list[Any] = [weights[number] for number in members]
         if not own:
             continue
-        if shared.soft.layout != PLAIN:
-            done[members[0]] = through(shared.apply, shared.soft, own[0])
+        if shared.soft.layout != PLAIN or torch._C._functorch.is_legacy_batchedtensor(own[0]):  # not to be flattened
+            for number, part in zip(members, own, strict=True):
+                done[number] = through(shared.apply, shared.soft, part)
             continue
         flat: Tensor = torch._C._nn.flatten_dense_tensors(own)  # as DDP does: one call from Python for all of them
         if shared.matrix is None or tf32_allowed(flat):
@@ -149,6 +152,11 @@ def times_matrix(weight: Tensor, matrix: Tensor) -> Tensor:
         torch.set_autocast_enabled(kind, autocast)
 
 
+def product(weight: Tensor, factor: Tensor) -> Tensor:
+    """A weight through a filter that is one product, of each number or of each d in a row."""
+    return weight * factor if factor.ndim == 1 else times_matrix(weight, factor).view(weight.shape)
+
+
 class Pass(Protocol):
     """A pass of a model for which weights were filtered ahead."""
 
@@ -160,17 +168,17 @@ class Prepared:
     """W = gain(Theta), filtered ahead of its use, and what it was made from; empty where nothing is ready.
 
     It serves while the pass is under way for which it was made, so that it cannot be out of date, and in the backward
-    pass after it, in which checkpointed activations are computed again.
+    pass after it, in which checkpointed activations are computed again by the same steps.
     """
 
     weight: Tensor | None = None
     theta: Tensor | None = None
     version: int = 0
-    fitted: tuple[torch.dtype, torch.device] | None = None
+    fitted: Fitted | None = None
     during: Pass | None = None
-    recorded: bool = False  # whether gradients will come back through it
+    recorded: bool = False  # whether a backward pass may ask for it
 
-    def fill(self, weight: Tensor, theta: Tensor, fitted: tuple[torch.dtype, torch.device], during: Pass) -> None:
+    def fill(self, weight: Tensor, theta: Tensor, fitted: Fitted, during: Pass) -> None:
         """Have this ready from now on."""
         self.weight, self.theta, self.version, self.fitted = weight, theta, theta._version, fitted
         self.during, self.recorded = during, False
@@ -182,20 +190,31 @@ class Prepared:
     def end(self, during: Pass) -> None:
         """The pass is over: let go of what its backward pass will not ask for."""
         if self.during is during and not self.recorded:
-            self.weight = self.theta = None
+            self.forget()
 
-    def serve(self, theta: Tensor, fitted: tuple[torch.dtype, torch.device]) -> Tensor | None:
-        """The weight, if filtering now would give the same value and the same gradient."""
+    def forget(self) -> None:
+        """Have nothing ready."""
+        self.weight = self.theta = None
+
+    def serve(self, theta: Tensor, fitted: Fitted) -> Tensor | None:
+        """The weight, if filtering now would give the same value and the same gradient; otherwise nothing is ready any
+        more, so that what was filtered at its access is so again in the backward pass.
+        """
         weight, during = self.weight, self.during
-        if weight is None or theta is not self.theta or theta._version != self.version or fitted is not self.fitted:
+        if weight is None:
             return None
-        if not (during is not None and during.under_way) and torch._C._current_graph_task_id() < 0:
-            return None
-        if torch.is_grad_enabled():
-            if weight.requires_grad != theta.requires_grad or weight.is_inference():
-                return None
-            self.recorded = True
-        return weight
+        recording = torch.is_grad_enabled()
+        if (
+            theta is self.theta
+            and theta._version == self.version
+            and fitted is self.fitted
+            and ((during is not None and during.under_way) or torch._C._current_graph_task_id() >= 0)
+            and not (recording and (weight.requires_grad != theta.requires_grad or weight.is_inference()))
+        ):
+            self.recorded |= recording
+            return weight
+        self.forget()
+        return None
 
 
 class FilteredWeight(nn.Module):
@@ -214,15 +233,15 @@ class FilteredWeight(nn.Module):
 
     def set_soft(self, soft: Soft, dtype: torch.dtype, device: torch.device) -> None:
         """Do this from now on, to weights of this dtype on this device."""
-        # a new object each time, by which what was prepared is known to be out of date
         place = torch.device("cpu") if device.type == "meta" else device  # the filter of no values has values
-        fitted = (torch.float64 if dtype == torch.float64 else torch.float32, place)
+        fitted = (torch.float64 if dtype == torch.float64 else torch.float32, place)  # a new object each time
         with on_the_cpu():
             filter = soft.gain.on(soft.rep).to(*fitted)  # may refuse the gain, and then nothing has changed
             held = soft.gain.constraint(soft.rep).to(*fitted) if self.mode == "project" else filter
-        self.soft, self.fitted, self.filter, self.held = soft, fitted, filter, held
-        self.factor = self.filter.factor if isinstance(self.filter, Filter) and soft.layout == PLAIN else None
+        self.soft, self.filter, self.held = soft, filter, held
+        self.factor = filter.factor if isinstance(filter, Filter) and soft.layout == PLAIN else None
         self.shape = soft.rep.shape
+        self.fitted = fitted  # last: by it what was prepared in another thread is known to be out of date
 
     def fit(self, dtype: torch.dtype, device: torch.device) -> None:
         """Make the filters anew, from exact ones, where the weight has another precision or place than before."""
@@ -243,7 +262,7 @@ class FilteredWeight(nn.Module):
             or tf32_allowed(theta)
         ):
             return through(self.filter, self.soft, theta)
-        return theta * factor if factor.ndim == 1 else times_matrix(theta, factor).view(theta.shape)
+        return in_one_step(theta, partial(product, factor=factor))
 
     def right_inverse(self, weight: Tensor) -> Tensor:
         """A weight that is assigned becomes Theta as it is: pretrained values are kept."""
@@ -366,7 +385,11 @@ def soften_new(module: nn.Module, attribute: str, soft: Soft, mode: Mode) -> Non
 
 
 def soft_weights(model: nn.Module) -> Iterator[SoftWeight]:
-    """All soft weights of a model, in the order of its modules."""
+    """All soft weights of a model, in the order of its modules.
+
+    Whoever looks at them from here finds them filtered now: a pass for which they were made ready may have been
+    interrupted from the keyboard, of which torch tells no hook.
+    """
     check_module(model)
     for prefix, module in model.named_modules():
         dot = f"{prefix}." if prefix else ""
@@ -375,6 +398,7 @@ def soft_weights(model: nn.Module) -> Iterator[SoftWeight]:
             for attribute, steps in lists.items():
                 for step in steps:
                     if isinstance(step, FilteredWeight):
+                        step.ready.forget()
                         yield SoftWeight(dot + attribute, module, attribute, step)
         for attribute, filtered in module.__dict__.get(MARK, {}).items():
             if prefix.rpartition(".")[2] == ADAPTED:
@@ -411,7 +435,7 @@ def filter_all(tensors: Iterable[tuple[Tensor, FilteredWeight]]) -> None:
     of all cones are solved together.
     """
     linear: list[tuple[Tensor, Filter, Soft]] = []
-    cones: dict[torch.device, list[tuple[Tensor, FilteredWeight]]] = {}
+    cones: dict[torch.device, list[tuple[Cone, Tensor, Soft]]] = {}
     for tensor, filtered in tensors:
         filtered.fit(tensor.dtype, tensor.device)  # a plain module's marks do not travel with it
         held = filtered.held
@@ -420,7 +444,7 @@ def filter_all(tensors: Iterable[tuple[Tensor, FilteredWeight]]) -> None:
         if hasattr(tensor, "full_tensor"):  # sharded over processes
             replace_stored(tensor, filtered.projected)
         elif isinstance(held, Cone):
-            cones.setdefault(tensor.device, []).append((tensor, filtered))
+            cones.setdefault(tensor.device, []).append((held, tensor, filtered.soft))
         elif isinstance(held, Filter):
             linear.append((tensor, held, filtered.soft))
         else:
@@ -430,21 +454,17 @@ def filter_all(tensors: Iterable[tuple[Tensor, FilteredWeight]]) -> None:
         filters = sharing((held, soft, tensor.dtype, tensor.device) for tensor, held, soft in linear)
         torch._foreach_copy_(targets, through_linear(targets, filters))
     for members in cones.values():
-        for (tensor, _), found in zip(members, nearest_in_cones(members), strict=True):
+        for (_, tensor, _), found in zip(members, nearest_in_cones(members), strict=True):
             tensor.copy_(found)
 
 
-def nearest_in_cones(members: Sequence[tuple[Tensor, FilteredWeight]]) -> list[Tensor]:
+def nearest_in_cones(members: Iterable[tuple[Cone, Tensor, Soft]]) -> list[Tensor]:
     """The nearest tensor to each that lies in its cone; all of them on one device."""
-    views: list[tuple[Cone, Tensor]] = []
-    for tensor, filtered in members:
-        filtered.fit(tensor.dtype, tensor.device)
-        if isinstance(filtered.held, Cone):
-            views.append((filtered.held, filtered.soft.layout.read(tensor, filtered.soft.rep)))
-    with torch.autocast(members[0][0].device.type, enabled=False):
+    members = list(members)
+    with torch.autocast(members[0][1].device.type, enabled=False):
+        found = nearest([(cone, soft.layout.read(tensor, soft.rep)) for cone, tensor, soft in members])
         return [
-            filtered.soft.layout.write(tensor, found, filtered.soft.rep)
-            for (tensor, filtered), found in zip(members, nearest(views), strict=True)
+            soft.layout.write(tensor, view, soft.rep) for (_, tensor, soft), view in zip(members, found, strict=True)
         ]
 
 

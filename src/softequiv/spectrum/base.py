@@ -8,6 +8,7 @@ the group does not move, that is, the exactly equivariant ones.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
@@ -269,10 +270,7 @@ class Filter:
         return core.matrix if isinstance(core, Matrix) else None
 
     def __call__(self, weight: Tensor) -> Tensor:
-        if self.side != "operator" and is_eager(weight):  # one product is as quick to record
-            filtered: Tensor = SelfAdjoint.apply(weight, self)  # type: ignore[no-untyped-call]
-            return filtered
-        return self.apply(weight)
+        return in_one_step(weight, self.apply)
 
     def apply(self, weight: Tensor) -> Tensor:
         """The filter, step by step."""
@@ -307,20 +305,25 @@ def is_eager(weight: Tensor) -> bool:
     return recorded and not traced and not torch._C._are_functorch_transforms_active()
 
 
+def in_one_step(weight: Tensor, apply: Callable[[Tensor], Tensor]) -> Tensor:
+    """A weight through a filter, recorded as one operation."""
+    filtered: Tensor = SelfAdjoint.apply(weight, apply) if is_eager(weight) else apply(weight)  # type: ignore[no-untyped-call]
+    return filtered
+
+
 class SelfAdjoint(torch.autograd.Function):
-    """A filter is its own transpose: a gradient takes the same steps, and none of them is recorded."""
+    """A filter is its own transpose: a gradient takes the same steps, and none of them is recorded.
+
+    Nothing is saved for it, so that activations which are computed again save as many tensors as the first time,
+    whether their weights were filtered at their access or ahead of it.
+    """
 
     @staticmethod
-    def forward(ctx: Any, weight: Tensor, filter: Filter) -> Tensor:
-        ctx.filter = filter
-        return filter.apply(weight)
+    def forward(ctx: Any, weight: Tensor, apply: Callable[[Tensor], Tensor]) -> Tensor:
+        ctx.filter = apply
+        return apply(weight)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         with full_precision(gradient):  # as in the forward pass
-            return ctx.filter(gradient), None
-
-    @staticmethod
-    def jvp(ctx: Any, tangent: Tensor, _: None) -> Tensor:
-        filtered: Tensor = ctx.filter(tangent)
-        return filtered
+            return in_one_step(gradient, ctx.filter), None
