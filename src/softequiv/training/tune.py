@@ -32,7 +32,7 @@ from softequiv.tasks.segmentation import MASKS, Segmentation
 from softequiv.tasks.variations import Variations
 from softequiv.training.board import BOARD, Board
 from softequiv.training.heads import check_answers
-from softequiv.training.loop import CHECKPOINT, Objective, fit, plain
+from softequiv.training.loop import CHECKPOINT, LOG, Objective, fit, plain
 from softequiv.training.recipe import Recipe
 from softequiv.training.saved import saying_what_failed, set_weights, weights_of
 
@@ -169,7 +169,8 @@ def _asked(folder: Path, asked: Mapping[str, Any]) -> Iterator[None]:
         yield
     except BaseException:
         if is_main() and not (folder / CHECKPOINT).is_file():
-            (folder / ASKED).unlink(missing_ok=True)
+            for name in (ASKED, LOG):
+                (folder / name).unlink(missing_ok=True)
             shutil.rmtree(folder / BOARD, ignore_errors=True)
         raise
 
