@@ -123,9 +123,8 @@ def run_cells(cells: Sequence[Cell], work: Work, folder: Path, *, runner: Runner
                 failed.append((cell, problem))
     if failed:
         kept = "; the others are kept" if len(failed) < len(cells) else ""
-        raise SoftEquivError(
-            f"{len(failed)} of {len(cells)} cells failed{kept}. {causes(failed)} All of it is in {folder}/*.error.txt"
-        )
+        whole = f" All of it is in {folder}/*.error.txt" if any(folder.glob("*.error.txt")) else ""
+        raise SoftEquivError(f"{len(failed)} of {len(cells)} cells failed{kept}. {causes(failed)}{whole}")
     return rows_there(cells, folder)
 
 
