@@ -50,6 +50,21 @@ def written_whole(path: str | Path) -> Iterator[Path]:
             part.unlink(missing_ok=True)
 
 
+def made_folder(path: Path) -> Path:
+    """The folder of that name, with those above it; where there can be none, a sentence says so.
+
+    >>> made_folder(Path()).is_dir()
+    True
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as problem:
+        raise SoftEquivError(
+            f"{path} cannot be made a folder ({problem.strerror or problem}); choose another name"
+        ) from problem
+    return path
+
+
 def unfinished(target: Path) -> Path:
     """A new place to write what becomes `target`, a file or folder; other threads, processes and machines that share
     the folder may be writing the same, each in a place of its own.

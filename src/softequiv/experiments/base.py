@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, get_args
 
+from softequiv._files import made_folder
 from softequiv.errors import MissingDataError, SoftEquivError
 from softequiv.experiments.cells import Cell, LackingError, Row, Runner, Work, file_of, rows_there, run_cells, take_up
 from softequiv.experiments.pages import Page, rounded, write_page
@@ -45,8 +46,7 @@ def reproduce(
     if scale not in get_args(Scale):
         raise SoftEquivError(f"the scales are {', '.join(get_args(Scale))}; got {scale!r}")
     cells = experiment.cells(scale)
-    kept = out / "cells" / f"{cells[0].experiment}-{scale}"  # a figure may show the cells of a table
-    kept.mkdir(parents=True, exist_ok=True)
+    kept = made_folder(out / "cells" / f"{cells[0].experiment}-{scale}")  # a figure may show the cells of a table
     pages = [out / f"{name}-{scale}.json" for name in dict.fromkeys((cells[0].experiment, experiment.name))]
     for earlier in pages:  # a page may hold cells that its table's does not
         take_up(earlier, cells, kept)

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from softequiv._files import written_whole
+from softequiv._files import made_folder, written_whole
 from softequiv.actions import Moves, Pictures, Still
 from softequiv.adapt.opening import in_float32, save_model
 from softequiv.baselines.augmentation import Augmented
@@ -163,8 +163,7 @@ def _asked(folder: Path, asked: Mapping[str, Any]) -> Iterator[None]:
     """A folder that says what was asked, unless the training ends in an error before it is saved: then there is nothing
     to go on with, and another one may take its place."""
     if is_main():
-        folder.mkdir(parents=True, exist_ok=True)
-        _write(folder / ASKED, asked)
+        _write(made_folder(folder) / ASKED, asked)
     try:
         yield
     except BaseException:
