@@ -649,6 +649,12 @@ def voc_list(line: str) -> Callable[[Path], Any]:
     return act
 
 
+def twice(mask: Path) -> None:
+    """A mask, and its picture in another format as well."""
+    Image.fromarray(ZEROS).save(mask)
+    draw(mask.parent.parent / "x" / f"{mask.stem}.tif")
+
+
 ZEROS = np.zeros((24, 24), np.uint8)
 MASKS = [
     Bad("mask of real numbers", masked(lambda p: Image.fromarray(ZEROS / 1.0).save(p, "tiff")), "mode F"),
@@ -664,10 +670,13 @@ MASKS = [
     Bad("masks in a square of 2.5", masked(of_array(ZEROS), size=2.5), "got 2.5"),
     Bad("masks of no classes", lambda f: masked(of_array(ZEROS), values=masks.Values(0))(f), "1 to 255 classes; got 0"),
     Bad("masks of 300 classes", lambda f: masked(of_array(ZEROS), values=masks.Values(300))(f), "got 300"),
+    Bad("ignored value that is a number", lambda _: masks.Values(2, ignored=255), "a tuple"),  # type: ignore[arg-type]
+    Bad("mask of two pictures", masked(twice), "0.png and 0.tif have one mask, 0.png; keep one"),
     Bad("classes that are a text", lambda _: masks.Values("x"), "are whole numbers"),  # type: ignore[arg-type]
     Bad("list that leads out", voc_list("../secret"), "line 4: '../secret' leads out of the folder"),
     Bad("list that leads to the root", voc_list("/etc/passwd"), "leads out of the folder"),
     Bad("list that names one twice", voc_list("b"), "line 4: 'b' is in line 2 already"),
+    Bad("list that names one twice in two ways", voc_list("./b"), "line 4: './b' is in line 2 already"),
     Bad("list with a zero byte", voc_list("a\0"), "no file has a name such as"),
     Bad("label that leads out", listed("../secret.png\t0"), "line 9: '../secret.png' leads out of the folder"),
     Bad("label that leads out by a bend", listed("images/../../secret.png\t0"), "leads out of the folder"),

@@ -307,7 +307,7 @@ ERRORS = [
     (("certify", "vit"), 3, "--group 'SO(2)'"),
     (("certify", "soft", "--verify", "nix.json"), 3, "no certificate nix.json; softequiv certify MODEL -o nix.json"),
     (("certify", "soft", "--verify", "page.json"), 3, "page.json is not JSON"),
-    (("certify", "soft", "-o", "page.json/page.json"), 3, "File exists: 'page.json'"),
+    (("certify", "soft", "-o", "page.json/page.json"), 3, "page.json cannot be made a folder (File exists)"),
     (("measure", "soft", "-d", "nix"), 3, "there is no folder 'nix'"),
     (("measure", "soft", "-d", "empty"), 3, "empty holds no pictures; known endings are .jpg"),
     (("measure", "soft", "-d", "spoilt"), 3, "1.png cannot be read as a picture"),

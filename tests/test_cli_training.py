@@ -22,6 +22,7 @@ import pytest
 import torch
 import transformers
 from PIL import Image
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 from typer.testing import CliRunner
@@ -34,7 +35,7 @@ from softequiv.experiments.base import Experiment, Scale
 from softequiv.experiments.cells import Cell, Row
 from softequiv.experiments.pages import Page
 from softequiv.tasks.named import open_task
-from softequiv.training import loop, tune
+from softequiv.training import loop, saved, tune
 from softequiv.training.heads import new_head
 from softequiv.training.parameters import head_names
 from zoo import CASES
@@ -163,6 +164,22 @@ def test_a_training_that_fails_before_it_is_saved_leaves_its_folder_to_others(ho
     assert call(*given, 1e-3).exit_code == 0
 
 
+def test_a_disk_too_full_for_the_first_save_leaves_its_folder_to_the_next_try(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = ("train", home / "vit", "-d", home / "classes", "-o", tmp_path / "out", *QUICK)
+    with monkeypatch.context() as patched:
+        patched.setattr(saved, "save_file", full)
+        assert "start again" in call(*given).output
+    assert not list((tmp_path / "out").iterdir())
+    assert call(*given).exit_code == 0
+
+
+def full(*arguments: Any, **others: Any) -> None:
+    """A disk that is full."""
+    raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+
 def test_a_run_that_is_interrupted_ends_with_the_same_figures(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -188,7 +205,9 @@ def test_a_run_that_is_interrupted_ends_with_the_same_figures(
     one, other = (load_file(tmp_path / name / "model" / "model.safetensors") for name in "ab")
     assert all(torch.equal(one[name], other[name]) for name in one)
     monkeypatch.setattr(loop._Run, "take", interrupted)  # nothing is left to do
-    assert found("train", home / "vit", *given, "-o", tmp_path / "b") == resumed
+    again = call("train", home / "vit", *given, "-o", tmp_path / "b", "--json")
+    assert json.loads(again.stdout) == resumed
+    assert "holds this training done already, on the pictures of then" in again.stderr
 
 
 def test_a_run_does_not_go_on_with_other_pictures_of_the_same_names_and_sizes(

@@ -37,6 +37,11 @@ def test_the_readme_shows_code() -> None:
     assert python_blocks((ROOT / "README.md").read_text())
 
 
+def test_no_page_waits_for_a_figure() -> None:
+    for page in PAGES:
+        assert not re.findall(r"@[A-Z]+@", page.read_text()), f"{page.name} has places that were never filled"
+
+
 def test_links_lead_to_files() -> None:
     for page in PAGES:
         for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):

@@ -190,6 +190,13 @@ def test_the_page_names_every_arm_and_draws_the_same_tracks_twice() -> None:
     assert all(name in svg.decode() for name in ("past", "truth", "Base", "ours at 0.3", "EqAuto", "eth", "hotel"))
 
 
+def test_the_page_counts_the_seeds_that_its_averages_have() -> None:
+    rows = table({0.0: (0.45, 0.0), 0.3: (0.4, 0.1)})
+    begun = replace(rows[0], settings={**rows[0].settings, "seed": 7})
+    seeds = {row["seed"] for row in rows}
+    assert f"mean squared error, {len(seeds)} seeds" in t5.page([*rows, begun], "small").sentences[0]
+
+
 @pytest.fixture
 def graphed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     """What torch was asked to record, on a machine that seems to have a GPU."""

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 from pathlib import Path
 
+import pytest
+
 from softequiv._files import written_whole
+from softequiv.errors import SoftEquivError
 
 LINE = "all of it\n" * 200
 
@@ -30,3 +34,20 @@ def test_threads_that_write_one_file_do_not_disturb_each_other(tmp_path: Path) -
         writer.join()
     assert problems == []
     assert [file.name for file in tmp_path.iterdir()] == ["figures.json"]
+
+
+def test_a_full_disk_is_told_with_the_name_of_the_file_and_leaves_nothing(tmp_path: Path) -> None:
+    with (
+        pytest.raises(SoftEquivError, match=r"a\.json could not be written \(No space left on device\); make room"),
+        written_whole(tmp_path / "a.json") as part,
+    ):
+        part.write_text("half of it")
+        raise OSError(errno.ENOSPC, "No space left on device")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_place_where_nothing_can_be_written_is_told_with_the_name_of_the_file(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for place, reason in ((tmp_path / "file" / "a", "Not a directory"), (tmp_path / "none" / "a", "No such file")):
+        with pytest.raises(SoftEquivError, match=rf"a could not be written \({reason}"), written_whole(place) as part:
+            part.write_text(LINE)

@@ -154,7 +154,12 @@ def test_the_baselines_learn_it(make):
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda: synthetic_o5(train=0), "every split"),
+        (lambda: synthetic_o5(train=0), "examples to train is a whole number of at least 1; got 0"),
+        (lambda: inertia(validation=2.5), "examples to validate is a whole number"),
+        (lambda: matrix_element(test="many"), "examples to test is a whole number"),
+        (lambda: inertia(seed=-1), "a seed is a whole number from 0"),
+        (lambda: matrix_element(seed=1.5), "a seed is a whole number from 0"),
+        (lambda: synthetic_o5("large"), "gamma is a number; got 'large'"),
         (lambda: synthetic_o5(epsilon=0.0), "epsilon"),
         (lambda: synthetic_o5(math.nan), "gamma"),
         (lambda: synthetic_o5(train=5).loss(torch.zeros(5), torch.zeros(5, 1)), "do not fit"),

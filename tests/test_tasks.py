@@ -842,7 +842,8 @@ def refuses(action: Callable[[], Any], *words: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "change", ["missing", "cut gz", "cut", "magic", "empty", "counts", "axes", "label", "header", "many axes", "none"]
+    "change",
+    ["missing", "cut gz", "cut", "magic", "empty", "counts", "axes", "label", "header", "many axes", "none", "side"],
 )
 def test_faulty_mnist_files_are_named(change: str, tmp_path: Path) -> None:
     write_mnist(tmp_path, zipped=change == "cut gz")
@@ -877,6 +878,9 @@ def test_faulty_mnist_files_are_named(change: str, tmp_path: Path) -> None:
     elif change == "none":
         images.write_bytes(struct.pack(">4I", 0x803, 2**32 - 1, 2**32 - 1, 0))
         words = (images.name, "has 3 axes and 0 entries")
+    elif change == "side":
+        images.write_bytes(struct.pack(">4I", 0x803, 20, 32, 32) + bytes(20 * 32 * 32))
+        words = (images.name, "32 x 32 pixels, and those of MNIST have 28 x 28")
     elif change == "axes":
         images.write_bytes(labels.read_bytes())
         words = (images.name, "1 axes instead of 3")
@@ -884,6 +888,11 @@ def test_faulty_mnist_files_are_named(change: str, tmp_path: Path) -> None:
         labels.write_bytes(struct.pack(">2I", 0x801, 20) + bytes([*range(10), *range(10, 0, -1)]))
         words = (labels.name, "label 10 of example 10", "0..9")
     refuses(lambda: mnist(tmp_path), *words)
+
+
+@pytest.mark.parametrize("pad", [-1, 2.5])
+def test_a_margin_of_digits_is_a_whole_number(pad: Any, tmp_path: Path) -> None:
+    refuses(lambda: mnist(write_mnist(tmp_path), pad=pad), f"on each side, is a whole number of at least 0; got {pad}")
 
 
 def test_a_source_that_is_no_folder_and_no_archive_is_named(tmp_path: Path) -> None:

@@ -479,6 +479,30 @@ def test_a_recipe_that_cannot_be_read_is_answered_by_a_sentence(text):
         Recipe.parse(text)
 
 
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"model": None}, "model must be a torch module; got NoneType"),
+        ({"task": 3}, "got int instead of Task"),
+        ({"recipe": {"epochs": 1}}, "got dict instead of Recipe"),
+        ({"moves": None}, "got NoneType instead of Moves"),
+        ({"folder": 3}, "a path is a text"),
+    ],
+)
+def test_what_is_no_training_is_answered_by_a_sentence(given, words):
+    usual = {"model": network(), "task": numbers(), "recipe": Recipe(epochs=1), "moves": STILL}
+    with pytest.raises(SoftEquivError, match=words):
+        fit(**{**usual, **given})
+
+
+def test_a_folder_is_named_by_a_text_and_is_no_file(tmp_path):
+    recipe = Recipe(epochs=1, batch=16)
+    fit(network(), numbers(), recipe, STILL, folder=str(tmp_path / "out"))
+    assert (tmp_path / "out" / "training.safetensors").is_file()
+    with pytest.raises(SoftEquivError, match=r"log\.jsonl cannot be made a folder"):
+        fit(network(), numbers(), recipe, STILL, folder=tmp_path / "out" / "log.jsonl")
+
+
 def test_other_settings_do_not_take_up_a_saved_run(tmp_path):
     fit(network(), numbers(), Recipe(epochs=1), STILL, folder=tmp_path)
     with pytest.raises(SoftEquivError, match="other settings \\(rate\\)"):

@@ -5,6 +5,7 @@ ValueError.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import platform
@@ -24,7 +25,8 @@ HOST = re.sub(r"\W", "-", platform.node())[:32]
 
 @contextmanager
 def written_whole(path: str | Path) -> Iterator[Path]:
-    """The temporary path to write to; it becomes `path` if nothing goes wrong, and vanishes if something does.
+    """The temporary path to write to; it becomes `path` if nothing goes wrong, and vanishes if something does. A disk
+    that fills, or a place where nothing can be written, is told in a sentence.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -38,8 +40,29 @@ def written_whole(path: str | Path) -> Iterator[Path]:
     try:
         yield part
         os.replace(part, target)
+    except OSError as problem:
+        raise SoftEquivError(
+            f"{target} could not be written ({problem.strerror or problem}); make room on the disk, or choose another "
+            "place, and start again"
+        ) from problem
     finally:
-        part.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # where there is no such folder nothing was left either
+            part.unlink(missing_ok=True)
+
+
+def made_folder(path: Path) -> Path:
+    """The folder of that name, with those above it; where there can be none, a sentence says so.
+
+    >>> made_folder(Path()).is_dir()
+    True
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as problem:
+        raise SoftEquivError(
+            f"{path} cannot be made a folder ({problem.strerror or problem}); choose another name"
+        ) from problem
+    return path
 
 
 def unfinished(target: Path) -> Path:

@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
-from softequiv._files import path_of, read_json, written_whole
+from softequiv._files import made_folder, path_of, read_json, written_whole
 from softequiv._linalg import Frozen
 from softequiv.adapt.plan import plan
 from softequiv.adapt.soften import carry_out
@@ -245,11 +245,7 @@ def save(model: nn.Module, folder: str | Path) -> None:
     tensors = {name: whole(value.detach()).cpu().clone().contiguous() for name, value in stored.items()}
     if any(hasattr(value, "full_tensor") for value in stored.values()) and torch.distributed.get_rank() > 0:
         return
-    try:
-        target.mkdir(parents=True, exist_ok=True)
-    except OSError as problem:
-        raise SoftEquivError(f"{target} cannot be made a folder ({problem}); choose another name") from problem
-    with written_whole(target / WEIGHTS) as part:
+    with written_whole(made_folder(target) / WEIGHTS) as part:
         save_file(tensors, part, metadata={"format": "pt"})
         entries[CHECKSUM] = checksum(part)
     with written_whole(target / RECIPE) as part:

@@ -16,6 +16,7 @@ from rich.console import RenderableType
 from rich.text import Text
 from torch import nn
 
+from softequiv._files import made_folder
 from softequiv.adapt import bake, plan
 from softequiv.adapt.opening import refuse_occupied, save_model
 from softequiv.adapt.soften import carry_out
@@ -168,7 +169,7 @@ def kept(
     """A certificate as an answer, and in its file where there is to be one."""
     if out is None:
         return Answer(entries, shown)
-    out.parent.mkdir(parents=True, exist_ok=True)
+    made_folder(out.parent)
     found.save(out)
     return Answer({**entries, "out": str(out)}, (*shown, Text(f"written to {out}")))
 

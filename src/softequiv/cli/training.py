@@ -91,6 +91,10 @@ def train_command(
         "recipe": asdict(settings),
     }
     result = finished(out, decided)
+    if result is not None and is_main():
+        warnings.warn(
+            f"{out} holds this training done already, on the pictures of then; remove it to train anew", stacklevel=2
+        )
     if result is None:
         net = opened(model, trust_remote_code, wide=True)
         pictures = open_task(data, net, size=size, seed=settings.seed, named=not new_head)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, get_args
 
+from softequiv._files import made_folder
 from softequiv.errors import MissingDataError, SoftEquivError
 from softequiv.experiments.cells import Cell, LackingError, Row, Runner, Work, file_of, rows_there, run_cells, take_up
 from softequiv.experiments.pages import Page, rounded, write_page
@@ -45,10 +46,10 @@ def reproduce(
     if scale not in get_args(Scale):
         raise SoftEquivError(f"the scales are {', '.join(get_args(Scale))}; got {scale!r}")
     cells = experiment.cells(scale)
-    kept = out / "cells" / f"{cells[0].experiment}-{scale}"  # a figure may show the cells of a table
-    kept.mkdir(parents=True, exist_ok=True)
-    for name in (cells[0].experiment, experiment.name):  # a page may hold cells that its table's does not
-        take_up(out / f"{name}-{scale}.json", cells, kept)
+    kept = made_folder(out / "cells" / f"{cells[0].experiment}-{scale}")  # a figure may show the cells of a table
+    pages = [out / f"{name}-{scale}.json" for name in dict.fromkeys((cells[0].experiment, experiment.name))]
+    for earlier in pages:  # a page may hold cells that its table's does not
+        take_up(earlier, cells, kept)
     found = rows_there(cells, kept) if unfinished else run_cells(cells, experiment.work, kept, runner=runner)
     rows = [rounded(row) for row in found]  # so that a page made again from what it published is the same
     if not rows:
@@ -57,7 +58,8 @@ def reproduce(
         page = experiment.page(rows, scale)
     except LackingError as problem:
         file = file_of(kept, Cell(cells[0].experiment, problem.row.settings))
-        raise SoftEquivError(f"{problem}; remove {file} to compute it again") from problem
+        holding = " and ".join(str(place) for place in (*filter(Path.is_file, pages), file))  # pages are taken up again
+        raise SoftEquivError(f"{problem}; remove {holding} to compute it again, the others are kept") from problem
     if len(rows) < len(cells):
         missing = f"**Unfinished**: {len(rows)} of {len(cells)} cells are there, and all below is of these alone."
         page = replace(page, sentences=[missing, *page.sentences])

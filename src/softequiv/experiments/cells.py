@@ -24,7 +24,7 @@ from typing import Any, Protocol
 
 import torch
 
-from softequiv._files import read_json, written_whole
+from softequiv._files import made_folder, read_json, written_whole
 from softequiv.certify.certificate import counted, versions
 from softequiv.errors import MissingDataError, SoftEquivError
 from softequiv.experiments.watched import watched
@@ -107,7 +107,7 @@ def run_cells(cells: Sequence[Cell], work: Work, folder: Path, *, runner: Runner
     cell after another. A cell that fails does not stop the others, and what went wrong is told at the end; but where
     the first one does not find its data, no other is tried.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    made_folder(folder)
     waiting = [cell for cell in cells if read_row(folder, cell) is None]
     if done := len(cells) - len(waiting):
         print(f"{done} of {len(cells)} cells are there already", flush=True)
@@ -123,9 +123,8 @@ def run_cells(cells: Sequence[Cell], work: Work, folder: Path, *, runner: Runner
                 failed.append((cell, problem))
     if failed:
         kept = "; the others are kept" if len(failed) < len(cells) else ""
-        raise SoftEquivError(
-            f"{len(failed)} of {len(cells)} cells failed{kept}. {causes(failed)} All of it is in {folder}/*.error.txt"
-        )
+        whole = f" All of it is in {folder}/*.error.txt" if any(folder.glob("*.error.txt")) else ""
+        raise SoftEquivError(f"{len(failed)} of {len(cells)} cells failed{kept}. {causes(failed)}{whole}")
     return rows_there(cells, folder)
 
 

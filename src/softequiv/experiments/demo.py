@@ -25,7 +25,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional
 
-from softequiv._files import written_whole
+from softequiv._files import made_folder, written_whole
 from softequiv._text import aligned
 from softequiv.actions import Moves, Pictures, Still
 from softequiv.adapt import load_tensors, soften, stored_tensors
@@ -229,7 +229,7 @@ def new_model(setup: Setup) -> nn.Module:
 
 def trained(wanted: Sequence[Cell], digits: Digits, setup: Setup, folder: Path) -> dict[Cell, nn.Module]:
     """All cells, each from its file where there is one, and what they start from."""
-    folder.mkdir(parents=True, exist_ok=True)
+    made_folder(folder)
     starts = list(dict.fromkeys(cell.start for cell in wanted if cell.start is not None))
     done: dict[Cell, nn.Module] = {}
     every = [*starts, *wanted]

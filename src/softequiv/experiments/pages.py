@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from softequiv._files import read_json, written_whole
+from softequiv._files import made_folder, read_json, written_whole
 from softequiv.experiments.cells import Row
 
 OPENING = """# Results
@@ -141,7 +141,7 @@ class Page:
 
 def write_page(page: Page, rows: Sequence[Row], folder: Path, name: str) -> Path:
     """NAME.md with NAME.json, NAME.csv and a NAME-*.svg for each figure, each written whole; the path of the page."""
-    folder.mkdir(parents=True, exist_ok=True)
+    made_folder(folder)
     for figure in page.figures:
         with written_whole(folder / f"{name}-{figure.name}.svg") as part:
             part.write_bytes(drawn(figure))

@@ -110,7 +110,7 @@ def page(rows: Sequence[Row], scale: Scale) -> Page:
         "T1b. Relaxed group convolutions on MNIST",
         [
             f"CNNs of three 5 x 5 layers with {' / '.join(str(4 * width) for width in widths)} feature maps on "
-            f"{rows[0]['trained on']:,} digits, tested on {rows[0]['tested on']:,}; "
+            f"{100 * rows[0]['labels']:g} % of the digits, tested on {rows[0]['tested'] or 'all'} of the test digits; "
             f"{rows[0]['epochs']} epochs of Adam, {len({row['seed'] for row in rows})} seeds; "
             f"turned digits within {RANGE} degrees. {ARMS}",
             PAPER,

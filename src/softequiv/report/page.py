@@ -10,7 +10,7 @@ from importlib.resources import files
 from pathlib import Path
 from string import Template
 
-from softequiv._files import written_whole
+from softequiv._files import made_folder, written_whole
 from softequiv.certify.weight import WeightCertificate
 from softequiv.errors import SoftEquivError
 from softequiv.measure.measurement import Row
@@ -31,7 +31,7 @@ def write_report(path: str | Path, data: ReportData) -> Path:
             f"{len(data.stops)} levels: give fewer levels"
         )
     target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
+    made_folder(target.parent)
     with written_whole(target) as part:
         part.write_bytes(text)
     return target

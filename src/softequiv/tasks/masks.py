@@ -43,8 +43,9 @@ class Values:
     first: int = 0
 
     def __post_init__(self) -> None:
-        if not all(type(number) is int for number in (self.classes, self.first, *self.ignored)):
-            raise SoftEquivError(f"classes, first and ignored values are whole numbers; got {self}")
+        listed = self.ignored if isinstance(self.ignored, tuple) else (None,)
+        if not all(type(number) is int for number in (self.classes, self.first, *listed)):
+            raise SoftEquivError(f"classes and first are whole numbers, and ignored a tuple of such; got {self}")
 
     def __call__(self, mask: Any, path: Path) -> Any:
         """Classes with 255 for none, (H, W) uint8."""
@@ -187,6 +188,11 @@ def paired(pictures: Path, masks: Path) -> Pairs:
     found = sorted(path for path in pictures.iterdir() if is_picture(path))
     if not found:
         raise SoftEquivError(f"{pictures} holds no pictures; put them there")
+    seen: dict[str, Path] = {}
+    for path in found:
+        before = seen.setdefault(path.stem, path)
+        if before != path:  # one might teach and the other test
+            raise SoftEquivError(f"{before} and {path.name} have one mask, {path.stem}.png; keep one of them")
     return tuple((path, _mask_of(path, masks)) for path in found)
 
 
@@ -205,13 +211,13 @@ def _voc_pairs(folder: Path, split: str) -> Pairs:
             "JPEGImages and SegmentationClass"
         )
     pairs = []
-    seen: dict[str, int] = {}
+    seen: dict[Path, int] = {}
     for number, line in numbered_lines(names, "write a name a line, without its ending"):
         check_inside(line.strip(), f"{names}, line {number}")
-        before = seen.setdefault(line.strip(), number)
+        picture = folder / "JPEGImages" / f"{line.strip()}.jpg"
+        before = seen.setdefault(picture, number)  # ./a is a
         if before != number:
             raise SoftEquivError(f"{names}, line {number}: {line.strip()!r} is in line {before} already; keep one")
-        picture = folder / "JPEGImages" / f"{line.strip()}.jpg"
         if not picture.is_file():
             raise SoftEquivError(
                 f"{names}, line {number}: there is no picture {picture}; copy it, or take the line away"

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from softequiv.actions import Pictures
-from softequiv.errors import SoftEquivError
+from softequiv.errors import SoftEquivError, checked_size
 from softequiv.tasks.archives import stored
 from softequiv.tasks.base import Held
 from softequiv.tasks.classification import Classification
@@ -22,7 +22,7 @@ from softequiv.tasks.splits import held_out
 MEAN, STD = 0.1307, 0.3081
 BLACK = -MEAN / STD  # a black pixel as the model sees it
 PAD = 6  # 28 sqrt(2) < 28 + 2 * 6: no turn takes a corner of the picture out of the frame
-DIGITS = 10
+DIGITS, SIDE = 10, 28
 REMEDY = "get the four files of MNIST, train-images-idx3-ubyte.gz and its like, from ossci-datasets.s3.amazonaws.com"
 NAMES = {
     "train": ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
@@ -33,6 +33,7 @@ NAMES = {
 def mnist(folder: str | Path, *, validation: float = 0.1, seed: int = 0, pad: int = PAD) -> Classification:
     """MNIST as in the paper: pictures padded by `pad` black pixels on each side, (1, 28 + 2 pad, 28 + 2 pad), and a
     tenth of the training pictures held out by seed. What turns leave empty is black."""
+    checked_size("pad, the black pixels on each side,", pad, 0)
     files = stored(folder, [name for pair in NAMES.values() for name in pair], REMEDY)
     train, test = (_digits(files, *pair, Normalised((MEAN,), (STD,), pad)) for pair in NAMES.values())
     kept, apart = held_out(len(train), validation, seed)
@@ -74,6 +75,12 @@ def _digits(files: dict[str, bytes], pictures_name: str, labels_name: str, prepa
         raise SoftEquivError(
             f"{pictures_name} holds {len(pictures)} pictures and {labels_name} {len(labels)} labels; take both from "
             "one source"
+        )
+    if pictures.shape[1:] != (SIDE, SIDE):
+        size = " x ".join(map(str, pictures.shape[1:]))
+        raise SoftEquivError(
+            f"{pictures_name} holds pictures of {size} pixels, and those of MNIST have {SIDE} x {SIDE}; take all files "
+            "from one source"
         )
     check_range(labels, DIGITS, labels_name)
     return Held(pictures[:, None], labels.long(), prepare)

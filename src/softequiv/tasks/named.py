@@ -29,7 +29,7 @@ from softequiv.tasks.folders import split_folder
 from softequiv.tasks.hub import Row, hub_splits
 from softequiv.tasks.images import class_count, class_numbers, own_names
 from softequiv.tasks.masks import Fitted, ade20k, camvid, mask_folders, voc
-from softequiv.tasks.mnist import MEAN, STD, mnist
+from softequiv.tasks.mnist import MEAN, SIDE, STD, mnist
 from softequiv.tasks.preparation import (
     USUAL,
     Preparation,
@@ -47,7 +47,6 @@ from softequiv.tasks.splits import held_out
 Items = tuple[tuple[Any, int], ...]  # sources, and numbers of classes
 Named = Classification | Segmentation
 
-DIGIT_SIDE = 28
 TEST = 0.2  # of the pictures of each class, where the folder has no test of its own
 CHOOSING = 0.1  # of the rows of the hub that are to learn from
 SOME = 3  # names of classes that a message shows
@@ -149,8 +148,8 @@ def open_task(text: str, model: nn.Module, *, size: int | None = None, seed: int
 
 def _digits(path: Path, wants: Wanted, seed: int) -> Opened:
     """Digits have room to turn: padded to the model's side where it is about theirs, else padded and scaled."""
-    margin = (wants.size or 2 * DIGIT_SIDE) - DIGIT_SIDE
-    fits = wants.size is not None and 0 <= margin <= DIGIT_SIDE and margin % 2 == 0
+    margin = (wants.size or 2 * SIDE) - SIDE
+    fits = wants.size is not None and 0 <= margin <= SIDE and margin % 2 == 0
     task = mnist(path, seed=seed, **({"pad": margin // 2} if fits else {}))
     own = wants.normalised or Normalised((MEAN,), (STD,))
     assert isinstance(task.train, Held) and isinstance(task.train.prepare, Normalised)

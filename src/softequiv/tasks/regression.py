@@ -18,10 +18,11 @@ from torch import Tensor, nn
 
 from softequiv.actions import Moves, Vectors
 from softequiv.asking.answers import asked, at_home, evaluating
-from softequiv.errors import SoftEquivError
+from softequiv.errors import SoftEquivError, checked_number, checked_size
 from softequiv.groups import SO, Lorentz, O
 from softequiv.reps import Rep, scalar, tensor, vector
 from softequiv.tasks.base import Examples, Held, Task
+from softequiv.tasks.splits import check_split_seed
 
 EPSILON = 1e-3  # the paper leaves it open; the four |N(0, 1)| beside it are smaller less than once in 10^13
 BODIES = 5  # in the moments of inertia
@@ -112,6 +113,7 @@ def synthetic_o5(
     >>> task.train.batch(torch.arange(4))[0].shape, task.target.dim
     (torch.Size([4, 10]), 1)
     """
+    gamma, epsilon = (checked_number(*told, SoftEquivError) for told in ((gamma, "gamma"), (epsilon, "epsilon")))
     if not (math.isfinite(gamma) and epsilon > 0):
         raise SoftEquivError(f"gamma is a number and epsilon a positive one; got gamma={gamma}, epsilon={epsilon}")
 
@@ -192,8 +194,9 @@ def matrix_element_target(x: Tensor) -> Tensor:
 
 def drawn(sample: Sample, source: Rep, target: Rep, train: int, validation: int, test: int, seed: int) -> Regression:
     """A task of so many drawn examples, in float32; which test examples are drawn does not depend on how many train."""
-    if min(train, validation, test) < 1:
-        raise SoftEquivError(f"every split needs an example; got {train} to train, {validation} and {test} to test")
+    for count, part in ((train, "to train"), (validation, "to validate"), (test, "to test")):
+        checked_size(f"the number of examples {part}", count)
+    check_split_seed(seed)
     splits = [
         sample(count, torch.Generator().manual_seed(3 * seed + place))
         for place, count in enumerate((train, validation, test))

@@ -59,7 +59,15 @@ def _fraction(value: float) -> float:
     return value
 
 
-def _seeded(seed: int) -> torch.Generator:
+def check_split_seed(seed: int) -> None:
+    """Raise a sentence unless examples can be drawn from it.
+
+    >>> check_split_seed(0)
+    """
     if type(seed) is not int or not 0 <= seed < LARGEST_SEED:
         raise SoftEquivError(f"a seed is a whole number from 0, below 2^62; got {seed!r}")
+
+
+def _seeded(seed: int) -> torch.Generator:
+    check_split_seed(seed)
     return torch.Generator().manual_seed(seed)

@@ -22,13 +22,14 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
-from softequiv._files import clear_unfinished, written_whole
+from softequiv._files import clear_unfinished, made_folder, path_of, written_whole
 from softequiv.actions import Moves
 from softequiv.adapt.opening import HALF, in_float32
 from softequiv.asking.answers import tensor_of
 from softequiv.errors import SoftEquivError
 from softequiv.measure.progress import progress
 from softequiv.nn import hold
+from softequiv.nn.module import check_module
 from softequiv.nn.weight import projected_weights
 from softequiv.tasks.base import Task
 from softequiv.training.average import Average
@@ -81,7 +82,7 @@ def fit(
     *,
     objective: Objective = plain,
     transform: Transform | None = None,
-    folder: Path | None = None,
+    folder: str | Path | None = None,
     after_step: Sequence[Callable[[int], None]] = (),
 ) -> Fitted:
     """Train a model in place: theta <- argmin of the mean objective, by the recipe; it keeps the best weights seen.
@@ -105,7 +106,15 @@ def fit(
     >>> fit(nn.Linear(2, 2), task, recipe, Moves(Still(), C(1))).history[-1]["Acc"] > 0.9
     True
     """
-    run = _Run(model, task, recipe, moves, objective, transform, folder, after_step)
+    check_module(model)
+    for value, kind in ((task, Task), (recipe, Recipe), (moves, Moves)):
+        if not isinstance(value, kind):
+            raise SoftEquivError(
+                f"fit takes a model, a Task, a Recipe and Moves in this order; got {type(value).__name__} instead of "
+                f"{kind.__name__}"
+            )
+    place = None if folder is None else path_of(folder)
+    run = _Run(model, task, recipe, moves, objective, transform, place, after_step)
     steps = range(run.standing.step, recipe.epochs * run.per_epoch)
     device = run.accelerator.device
     # every step seeds what dropout draws from; what the caller draws next must not be the same after every training
@@ -203,8 +212,7 @@ class _Run:
         # a last short batch of an epoch waits for another epoch's order
         self.per_epoch = len(task.train) // self.step.examples
         if folder and accelerator.is_main_process:
-            folder.mkdir(parents=True, exist_ok=True)
-            clear_unfinished(folder / CHECKPOINT)
+            clear_unfinished(made_folder(folder) / CHECKPOINT)
         self.lost = torch.tensor(self.standing.loss, dtype=torch.float64, device=accelerator.device)
         self.began = time.perf_counter() - self.standing.seconds
         self.running.train()

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from softequiv._files import written_whole
+from softequiv._files import made_folder, written_whole
 from softequiv.actions import Moves, Pictures, Still
 from softequiv.adapt.opening import in_float32, save_model
 from softequiv.baselines.augmentation import Augmented
@@ -32,7 +32,7 @@ from softequiv.tasks.segmentation import MASKS, Segmentation
 from softequiv.tasks.variations import Variations
 from softequiv.training.board import BOARD, Board
 from softequiv.training.heads import check_answers
-from softequiv.training.loop import CHECKPOINT, Objective, fit, plain
+from softequiv.training.loop import CHECKPOINT, LOG, Objective, fit, plain
 from softequiv.training.recipe import Recipe
 from softequiv.training.saved import saying_what_failed, set_weights, weights_of
 
@@ -163,13 +163,13 @@ def _asked(folder: Path, asked: Mapping[str, Any]) -> Iterator[None]:
     """A folder that says what was asked, unless the training ends in an error before it is saved: then there is nothing
     to go on with, and another one may take its place."""
     if is_main():
-        folder.mkdir(parents=True, exist_ok=True)
-        _write(folder / ASKED, asked)
+        _write(made_folder(folder) / ASKED, asked)
     try:
         yield
     except BaseException:
         if is_main() and not (folder / CHECKPOINT).is_file():
-            (folder / ASKED).unlink(missing_ok=True)
+            for name in (ASKED, LOG):
+                (folder / name).unlink(missing_ok=True)
             shutil.rmtree(folder / BOARD, ignore_errors=True)
         raise
 
