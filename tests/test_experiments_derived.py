@@ -71,6 +71,19 @@ def test_hard_against_smooth_says_who_is_ahead(better, holds, tmp_path):
     assert claims and all(claim.holds is holds for claim in claims)
 
 
+def test_hard_against_smooth_chooses_stops_by_validation():
+    def lucky(settings: Any) -> dict[str, float]:
+        """The target that is best on the test is the one that validation likes least."""
+        figures = of_pictures("none")(settings)
+        best = settings["arm"] == "ours (target)" and settings["dial"] == 0.9
+        return {**figures, "cIoU 30": figures["cIoU 30"] + 0.2 * best, "validation score": 0.1 if best else 0.5}
+
+    own = experiment("hard-vs-smooth")
+    claims = own.page(made_up(own.cells("small"), lucky), "small").claims
+    targets = [claim for claim in claims if "ours (target) has" in claim.text]
+    assert targets and not any(claim.holds for claim in targets)
+
+
 def of_dials(settings: Any, better: bool) -> dict[str, float]:
     """Figures in which a mixture's error is its share, and a held target lowers the error at the accuracy of all, or
     not."""

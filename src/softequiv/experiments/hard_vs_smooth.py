@@ -36,7 +36,8 @@ def page(rows: Sequence[Row], scale: Scale) -> Page:
         "Hard against smooth",
         [
             f"{rows[0]['dataset']}, trained with turns within {RANGE} degrees, "
-            f"{len({row['seed'] for row in rows})} seeds; T4 says how.",
+            f"{len({row['seed'] for row in rows})} seeds; T4 says how. Each arm is judged at the stop that the "
+            "validation pictures prefer.",
             *([t4.STAND_IN] if scale != "full" else []),
         ],
         claims,
@@ -45,8 +46,10 @@ def page(rows: Sequence[Row], scale: Scale) -> Page:
 
 
 def ahead(name: str, better: str, worse: str, found: dict[str, list[Stop]]) -> Claim:
-    """Whether the best stop of one arm has a combined IoU above that of the other, beyond both spreads."""
-    one, other = (max(stops_of(found, [arm]), key=lambda stop: stop.gain.mean) for arm in (better, worse))
+    """Whether one arm has a combined IoU above that of the other, beyond both spreads, each at the stop that the
+    validation pictures prefer: the best on the test is the more often luck the more stops there are.
+    """
+    one, other = (max(stops_of(found, [arm]), key=lambda stop: stop.validation) for arm in (better, worse))
     return Claim(
         f"{name}: {better} has a higher combined IoU than {worse}",
         apart(other.gain, one.gain),
