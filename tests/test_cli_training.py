@@ -257,6 +257,8 @@ def test_a_folder_of_other_settings_or_other_files_is_refused(home: Path, tmp_pa
     found(*given, "-o", tmp_path / "out")
     result = call(*given, "-o", tmp_path / "out", "--turn", "10deg", "--penalty", 0.5)
     assert result.exit_code == 3 and "other settings (turn, penalty); choose another name" in result.stderr
+    result = call(*given, "-o", tmp_path / "out", "--seed", 7)
+    assert result.exit_code == 3 and "other settings (seed); choose another name" in result.stderr
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "letter.txt").write_text("mine")
     result = call(*given, "-o", tmp_path / "full")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 
 from softequiv._linalg import stack
+from softequiv.errors import RepresentationError
 from softequiv.groups import Group, matrix_key
 from softequiv.reps.base import Rep
 
@@ -54,4 +56,9 @@ def regular(group: Group) -> Rep:
     >>> regular(D(4)).dim
     8
     """
+    if not math.isfinite(group.order):
+        raise RepresentationError(
+            f"the regular representation permutes the elements of a finite group, and {group} has no end of them; take "
+            "C(8) or its like, or frequencies of SO(2)"
+        )
     return Regular(group)

@@ -61,6 +61,11 @@ def is_main() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
+def _one_by_one(asked: Figures) -> Figures:
+    """What was asked for, with the settings of its recipe among the others."""
+    return {name: value for name, value in asked.items() if name != "recipe"} | (asked.get("recipe") or {})
+
+
 def finished(folder: Path, asked: Mapping[str, Any]) -> Figures | None:
     """The result of a tuning that is done; None where it is not, or where its model was removed and is to be written
     again. A folder of another tuning is refused, and so is one of other files."""
@@ -72,7 +77,8 @@ def finished(folder: Path, asked: Mapping[str, Any]) -> Figures | None:
         return None
     if before is None:
         raise SoftEquivError(f"{folder} exists and holds no training; choose another name, or remove it first")
-    changed = [name for name in asked if before.get(name) != json.loads(json.dumps(asked[name]))]
+    then, now = _one_by_one(before), _one_by_one(json.loads(json.dumps(asked)))
+    changed = [name for name in now if then.get(name) != now[name]]
     if changed:
         raise SoftEquivError(
             f"{folder} holds a training with other settings ({', '.join(changed)}); choose another name, or remove it"
