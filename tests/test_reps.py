@@ -246,7 +246,7 @@ def test_matrices_rounded_to_float32_are_refused_as_nothing_would_commute_with_t
         (lambda: se.vector(se.SO(3)).drho([1.0]), "3 Lie generators"),
         (lambda: se.frequency(se.SO(3), 1), "has none"),
         (lambda: se.frequency(se.SO(2), -1), "at least 0"),
-        (lambda: se.regular(se.SO(2)), r"of a finite group, and SO\(2\) has no end of them; take C\(8\)"),
+        (lambda: se.regular(se.SO(2)), "of a finite group, and SO(2) has no end of them; take C(8)"),
         (lambda: se.spin(se.SO(3), 0.5), "not one of SO(3)"),
         (lambda: se.spin(se.SO(2), 1), "has none"),
         (lambda: se.spin(se.O(3), 1), "for parity, determinant(group)"),
