@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from softequiv.asking import kl_divergence
 from softequiv.baselines.augmentation import Augmented
 from softequiv.baselines.penalty import Divergence, Penalised
 from softequiv.errors import SoftEquivError
+from softequiv.groups import Element, Group
 from softequiv.holding import HeldByMeasurement
 from softequiv.tasks.segmentation import MASKS
 from softequiv.training.loop import plain
@@ -138,6 +140,26 @@ def test_maps_of_moved_pictures_cannot_stand_still(objective: Callable[..., Any]
     with pytest.raises(SoftEquivError, match=r"\(5, 4, 8, 8\) are maps, .* outputs=\.\.\., such as Pictures\(\)"):
         objective(moves, 1.0)(net, x, x, lambda answers, _: answers.mean())
     objective(moves, 1.0, outputs=Pictures())(net, x, x, lambda answers, _: answers.mean())
+
+
+@dataclass(frozen=True)
+class OwnMaps(Acts):
+    """Maps (N, K, H, W) of which a user masks the places, one mask for all channels."""
+
+    def check(self, group: Group, x: Tensor) -> None:
+        pass
+
+    def __call__(self, x: Tensor, g: Element) -> Tensor:
+        return x
+
+    def valid(self, x: Tensor, g: Element) -> Tensor:
+        return torch.ones(1, *x.shape[-2:], dtype=torch.bool)
+
+
+def test_masks_that_are_not_of_whole_vectors_are_refused() -> None:
+    x = torch.rand(4, 4, 4, 4)  # of one size along all axes, so that any mask would broadcast
+    with pytest.raises(SoftEquivError, match=r"got a mask of \(4, 1, 4, 4\): maps \(N, K, H, W\) move by Pictures"):
+        Penalised(Moves(Pictures(), se.C(4)), 1.0, outputs=OwnMaps())(nn.Identity(), x, x, functional.mse_loss)
 
 
 def test_strength_zero_is_plain_training_bit_for_bit() -> None:

@@ -93,4 +93,9 @@ class Penalised:
         if inside is None:
             return found.mean()
         real = inside if isinstance(self.outputs, Pictures) else inside.squeeze(-1)
+        if real.shape != found.shape:
+            raise SoftEquivError(
+                f"answers are vectors along their last axis, of which {self.outputs} must mask each as a whole, "
+                f"{(*found.shape, 1)}; got a mask of {tuple(inside.shape)}: maps (N, K, H, W) move by Pictures()"
+            )
         return (found * real).sum() / real.sum().clamp(min=1)
