@@ -222,15 +222,19 @@ def beside_augmentation(rows: Sequence[Row]) -> dict[str, Curves]:
 
 
 def against_augmentation(rows: Sequence[Row], arms: Sequence[str]) -> list[Claim]:
-    """Whether arms trained on upright digits beat the plain network trained on turned ones, for all labels and few."""
+    """Whether arms trained on upright digits, or on turned ones, beat the plain network trained on turned ones, for all
+    labels and few.
+    """
     claims = []
     for symmetry in dict.fromkeys(row["symmetry"] for row in rows):
         for labels in sorted({row["labels"] for row in rows}, reverse=True):
             mine = [row for row in rows if (row["symmetry"], row["labels"]) == (symmetry, labels)]
-            found = curves([row for row in mine if not row["turned"]], GAIN, ERROR)
-            turned = curves([row for row in mine if row["turned"]], GAIN, ERROR)
+            upright, turned = (
+                curves([row for row in mine if row["turned"] == way], GAIN, ERROR) for way in (False, True)
+            )
             claims += [
-                replace(made[arm], text=f"{symmetry}, {100 * labels:g} % of the labels: {made[arm].text}")
+                replace(made[arm], text=f"{symmetry}, {100 * labels:g} % of the labels{seen}: {made[arm].text}")
+                for seen, found in (("", upright), (", trained on turned digits", turned))
                 for made in against(found, turned).values()
                 for arm in arms
                 if arm in made
