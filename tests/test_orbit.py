@@ -8,7 +8,7 @@ from torch import nn
 
 import softequiv as se
 from softequiv.actions import Pictures, Vectors
-from softequiv.errors import GroupError, SoftEquivError
+from softequiv.errors import GroupError, RepresentationError, SoftEquivError
 from softequiv.holding import Mixture, OrbitMean, total_variation
 
 
@@ -115,3 +115,19 @@ def test_a_group_may_be_named_and_answers_that_have_places_are_refused() -> None
     for mode in (True, False):
         with pytest.raises(SoftEquivError, match=r"answers with \(2, 3, 4, 4\)"):
             maps.train(mode)(x)
+
+
+@pytest.mark.parametrize("group", ["C4", "D4", "C8", "Shifts(5,5)"])
+def test_a_dial_compiles_into_one_graph_and_is_exported(group: str) -> None:
+    x = torch.randn(3, 2, 5, 5, dtype=torch.float64)
+    dial = Mixture.over_orbit(reader(5), group, 0.3).eval()
+    torch._dynamo.reset()
+    compiled = torch.compile(dial, fullgraph=True, backend="aot_eager")
+    exported = torch.export.export(dial, (x,)).module()
+    for found in (compiled(x), exported(x)):
+        torch.testing.assert_close(found, dial(x))
+
+
+def test_a_group_that_does_not_move_pictures_is_refused_where_the_mean_is_made() -> None:
+    with pytest.raises(RepresentationError, match="S3 does not act on pictures"):
+        Mixture.over_orbit(reader(5), se.S(3), 0.3)

@@ -6,8 +6,9 @@ The precision in which actions compute is decided here, once.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -30,6 +31,10 @@ class Acts(ABC):
     @abstractmethod
     def __call__(self, x: Tensor, g: Element) -> Tensor:
         """The moved data g x, of the shape, dtype and device of x."""
+
+    def by(self, g: Element) -> Callable[[Tensor], Tensor]:
+        """x -> g x with g read ahead, for compilers and exporters, which cannot follow an element."""
+        return partial(self, g=g)
 
     def exact(self, group: Group) -> bool:
         """Whether (g h) x = g (h x) to rounding for all elements of a group, as where nothing is resampled."""

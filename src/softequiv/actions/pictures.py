@@ -7,8 +7,9 @@ Quarter turns, flips and shifts move pixels to pixels exactly; other turns resam
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, get_args
 
 import torch
@@ -66,15 +67,11 @@ class Pictures(Acts):
         if x.ndim < 2 or min(x.shape[-2:]) < 2:
             raise RepresentationError(f"a picture is (..., H, W) of at least 2 x 2 pixels; got {tuple(x.shape)}")
         size = tuple(x.shape[-2:])
-        if isinstance(group, Shifts):
-            if group.sizes != size:
-                raise RepresentationError(
-                    f"{group} shifts pictures of its own size; got {size[0]} x {size[1]}: use Shifts{size}"
-                )
-        elif not (isinstance(group, (C, D, Reflection)) or group in (SO(2), O(2))):
+        if isinstance(group, Shifts) and group.sizes != size:
             raise RepresentationError(
-                f"{group} does not act on pictures; SO(2), O(2), C(n), D(n), Reflection and Shifts(H, W) do"
+                f"{group} shifts pictures of its own size; got {size[0]} x {size[1]}: use Shifts{size}"
             )
+        _check_moves_pictures(group)
         if isinstance(group, (C, D)) and group.n % 4 == 0:  # some of its elements are quarter turns
             _check_square(size)
         if not self.exact(group):
@@ -96,10 +93,16 @@ class Pictures(Acts):
 
     def __call__(self, x: Tensor, g: Element) -> Tensor:
         self.check(moving_group(g), x)
+        return self.by(g)(x)
+
+    def by(self, g: Element) -> Callable[[Tensor], Tensor]:
+        _check_moves_pictures(moving_group(g))
         if isinstance(g.group, Shifts):
-            return x.roll(_shifts(g), (-2, -1))
+            return partial(torch.roll, shifts=_shifts(g), dims=(-2, -1))
         turn = _quarters(g.matrix)
-        return self._resampled(x, g.matrix[None]) if turn is None else _turned(x, *turn)
+        if turn is None:
+            return partial(self._resampled, matrices=g.matrix[None])
+        return partial(_turned, quarters=turn[0], flipped=turn[1])
 
     def valid(self, x: Tensor, g: Element) -> Tensor | None:
         """(H, W) bool: where all pixels that the sample reads lie inside the picture; None for exact moves."""
@@ -212,6 +215,13 @@ def _all_quarters(matrices: Tensor) -> list[Turn | None]:
     exact = (quarters - quarters.round()).abs() <= QUARTER_TOLERANCE
     found = zip((quarters.round().long() % 4).tolist(), flipped.tolist(), exact.tolist(), strict=True)
     return [(count, flip) if whole else None for count, flip, whole in found]
+
+
+def _check_moves_pictures(group: Group) -> None:
+    if not (isinstance(group, (C, D, Reflection, Shifts)) or group in (SO(2), O(2))):
+        raise RepresentationError(
+            f"{group} does not act on pictures; SO(2), O(2), C(n), D(n), Reflection and Shifts(H, W) do"
+        )
 
 
 def _check_square(size: tuple[int, ...]) -> None:

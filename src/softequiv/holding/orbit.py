@@ -44,6 +44,7 @@ class OrbitMean(nn.Module):
                 f"a mean over an orbit needs a finite group; {group} is not: take C(4), or D(4) with flips"
             )
         self.model, self.moves = model, Moves(acts, group, elements=tuple(group.elements()))
+        self.maps = [acts.by(h) for h in self.moves.elements]  # the identity comes first
 
     def forward(self, x: Tensor) -> Tensor:
         if self.training:
@@ -52,7 +53,9 @@ class OrbitMean(nn.Module):
 
     def mean_and_own(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The mean as in eval mode, and F(x), which is one of those that it is made of: |H| forward passes for both."""
-        own, *moved = (self.scores(self.moves.acts(x, h)) for h in self.moves.elements)  # the identity comes first
+        if not torch.compiler.is_compiling():
+            self.moves.acts.check(self.moves.group, x)
+        own, *moved = (self.scores(moved(x)) for moved in self.maps)
         each = torch.stack([torch.log_softmax(wide(scores), 1) for scores in (own, *moved)])
         return torch.logsumexp(each, 0) - math.log(len(each)), own
 
