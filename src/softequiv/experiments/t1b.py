@@ -22,6 +22,7 @@ from softequiv.experiments.compare import curves, dials_move, lower_errors, trad
 from softequiv.experiments.costs import plain_cnn
 from softequiv.experiments.pages import Page
 from softequiv.experiments.t1 import RANGE, against_augmentation, digits, learnt, stop_table
+from softequiv.experiments.whole_network import holds
 from softequiv.gains import softness
 from softequiv.groups import SO, C, degrees
 from softequiv.training import Recipe
@@ -105,6 +106,7 @@ def page(rows: Sequence[Row], scale: Scale) -> Page:
         if any(row["turned"] == turned for row in rows)
     }
     first = next(iter(panels.values()))
+    quarter = curves([row for row in rows if not row["turned"]], "Acc", "iErr 90")
     widths = rows[0].settings.get("widths", WIDTHS)
     return Page(
         "T1b. Relaxed group convolutions on MNIST",
@@ -120,6 +122,7 @@ def page(rows: Sequence[Row], scale: Scale) -> Page:
             for claim in (
                 *lower_errors(first, KINDS, ("relaxed", "group CNN", "penalty")),
                 *dials_move(first, DIALS),
+                *(holds("under quarter turns", quarter, arm) for arm in ("ours (typed)", "mixture") if arm in quarter),
             )
         ]
         + against_augmentation(rows, ("penalty", *DIALS)),
