@@ -173,7 +173,7 @@ def users_matrices(rep: Rep) -> list[Tensor]:
 
 
 def missed(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> list[str]:
-    """Where two descriptions of a weight differ but for its gain; files of before may lack an entry."""
+    """Where two descriptions of a weight differ but for its gain; older files may lack an entry."""
     return [
         f"{key} {theirs[key]} in the checkpoint, {value} here"
         for key, value in ours.items()

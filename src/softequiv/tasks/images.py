@@ -117,5 +117,5 @@ def own_names(model: nn.Module) -> dict[str, int]:
 
 
 def nameless(model: nn.Module) -> bool:
-    """Whether a model numbers its classes only: `LABEL_0`, `LABEL_1`, ..."""
+    """Whether a model has no names of its classes, or numbers for names: `LABEL_0`, `LABEL_1`, ..."""
     return all(NUMBERED.fullmatch(name) for name in own_names(model))
