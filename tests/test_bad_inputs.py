@@ -200,8 +200,8 @@ MEASURED = [
         NO_SEED,
     ),
     Bad("moved by a pool of no seed", lambda _: se.Moves(se.Pictures(), "SO(2)", seed=None), NO_SEED),  # type: ignore[arg-type]
-    Bad("probes as text", measuring(probes="3"), "probes must be a whole number of at least 1; got '3'"),
-    Bad("batches of truth", measuring(batch_size=True), "batch_size must be a whole number of at least 1; got True"),
+    Bad("probes as text", measuring(probes="3"), "probes is a whole number of at least 1; got '3'"),
+    Bad("batches of truth", measuring(batch_size=True), "batch_size is a whole number of at least 1; got True"),
     Bad("an ignored label as text", measuring(ignore_index="a"), "a whole number such as 255; got 'a'"),
     Bad("elements of truth", measuring(elements=True), "elements must be a whole number, or a list"),
     Bad("moved by a number", lambda _: se.Pictures()(torch.rand(1, 5, 5), 1.0), "moved by an element of a group"),  # type: ignore[arg-type]

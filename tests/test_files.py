@@ -5,10 +5,15 @@ from __future__ import annotations
 import errno
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
+from safetensors import SafetensorError
+from torch import nn
 
+import softequiv as se
 from softequiv._files import written_whole
+from softequiv.adapt import checkpoint, opening
 from softequiv.errors import SoftEquivError
 
 LINE = "all of it\n" * 200
@@ -44,6 +49,23 @@ def test_a_full_disk_is_told_with_the_name_of_the_file_and_leaves_nothing(tmp_pa
         part.write_text("half of it")
         raise OSError(errno.ENOSPC, "No space left on device")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_full_disk_is_told_whoever_writes_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*arguments: Any, **others: Any) -> None:
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+    for writer in (checkpoint, opening):
+        monkeypatch.setattr(writer, "save_file", full)
+    soft = se.soften(nn.Conv2d(3, 8, 5), "C4", softness=0.5)
+    plain: Any = nn.Conv2d(3, 8, 5)
+    plain.pretrained_cfg, plain.num_classes = {"architecture": "none"}, 8
+    for write, model in ((se.save, soft), (se.save_model, plain)):
+        with pytest.raises(SoftEquivError, match=r"model.* could not be written .*No space left.*; make room"):
+            write(model, tmp_path / "model")
+    (tmp_path / "file").touch()
+    with pytest.raises(SoftEquivError, match=r"m could not be written \(Not a directory\)"):
+        se.save_model(plain, tmp_path / "file" / "m")
 
 
 def test_a_place_where_nothing_can_be_written_is_told_with_the_name_of_the_file(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import threading
 import pytest
 import torch
 from torch import nn
+from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 from transformers import ViTConfig, ViTForImageClassification
 
@@ -527,6 +528,20 @@ def test_a_functional_call_uses_the_tensors_it_is_given(how):
     both = {name: torch.stack([parameter.detach()] * 2) for name, parameter in model.named_parameters()}
     stacked = torch.vmap(lambda own: torch.func.functional_call(model, own, x))(both)
     assert torch.allclose(stacked[1], model(x), atol=1e-5)
+
+
+@EVERY_GAIN
+def test_derivatives_in_forward_mode(how):
+    model, x = net(**how), batch()
+    names, values = zip(*model.named_parameters(), strict=True)
+    along = [torch.randn_like(value) for value in values]
+    found = torch.autograd.grad(loss_of(model.forward(x)), values)
+    expected = sum(float((g * v).sum()) for g, v in zip(found, along, strict=True))
+    with forward_ad.dual_level():
+        duals = [forward_ad.make_dual(value, v) for value, v in zip(values, along, strict=True)]
+        answers = torch.func.functional_call(model, dict(zip(names, duals, strict=True)), x)
+        tangent = forward_ad.unpack_dual(loss_of(answers)).tangent
+    assert float(tangent.detach()) == pytest.approx(expected, rel=1e-4)
 
 
 @EVERY_GAIN

@@ -85,6 +85,10 @@ def test_tensors_under_the_names_of_a_soft_state_dict_are_loaded() -> None:
             parameter.zero_()
     se.load_tensors(other, one.state_dict())
     assert all(torch.equal(value, one.state_dict()[name]) for name, value in other.state_dict().items())
+    with pytest.raises(se.SoftEquivError, match=r"unexpected .*parametrizations\.weight\.original"):
+        se.load_tensors(CASES["cnn"].model(), one.state_dict())  # which would answer unfiltered
+    with pytest.raises(se.SoftEquivError, match=r"unexpected .*parametrizations\.weight\.original"):
+        se.load_tensors(se.soften(CASES["cnn"].model(), "SO(2)", softness=0.5, mode="project"), one.state_dict())
 
 
 def test_half_precision_stays_half(vit: Path, tmp_path: Path) -> None:

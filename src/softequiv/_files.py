@@ -17,6 +17,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
+
 from softequiv.errors import SoftEquivError
 
 LONGEST_NAME = 255  # bytes of a file's name, on all usual file systems
@@ -25,8 +27,7 @@ HOST = re.sub(r"\W", "-", platform.node())[:32]
 
 @contextmanager
 def written_whole(path: str | Path) -> Iterator[Path]:
-    """The temporary path to write to; it becomes `path` if nothing goes wrong, and vanishes if something does. A disk
-    that fills, or a place where nothing can be written, is told in a sentence.
+    """The temporary path to write to; it becomes `path` if nothing goes wrong, and vanishes if something does.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -38,16 +39,24 @@ def written_whole(path: str | Path) -> Iterator[Path]:
     target = Path(path)
     part = unfinished(target)
     try:
-        yield part
-        os.replace(part, target)
-    except OSError as problem:
-        raise SoftEquivError(
-            f"{target} could not be written ({problem.strerror or problem}); make room on the disk, or choose another "
-            "place, and start again"
-        ) from problem
+        with saying_what_failed(target):
+            yield part
+            os.replace(part, target)
     finally:
         with contextlib.suppress(OSError):  # where there is no such folder nothing was left either
             part.unlink(missing_ok=True)
+
+
+@contextmanager
+def saying_what_failed(target: Path) -> Iterator[None]:
+    """A disk that fills, or a place where nothing can be written, as a sentence."""
+    try:
+        yield
+    except (OSError, SafetensorError) as problem:
+        reason = getattr(problem, "strerror", None) or problem
+        raise SoftEquivError(
+            f"{target} could not be written ({reason}); make room on the disk and start again, or choose another place"
+        ) from problem
 
 
 def made_folder(path: Path) -> Path:

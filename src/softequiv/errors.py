@@ -81,10 +81,10 @@ def checked_amount(value: Any, what: str, *, positive: bool = False, remedy: str
     return number
 
 
-def checked_size(what: str, value: Any, least: int = 1) -> None:
-    """A number of taps, pixels, channels or layers is whole.
+def check_count(what: str, value: Any, least: int = 1) -> None:
+    """Raise a sentence unless the value is a whole number and not below the least.
 
-    >>> checked_size("channels", 8)
+    >>> check_count("channels", 8)
     """
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise SoftEquivError(f"{what} is a whole number of at least {least}; got {value!r}")

@@ -16,8 +16,9 @@ from torch.nn.utils import parametrize
 from softequiv.adapt.checkpoint import stored_tensors
 from softequiv.errors import SoftEquivError
 from softequiv.nn import FilteredWeight, soft_weights
+from softequiv.nn.constraints import left_behind, projected_weights
 from softequiv.nn.hooks import GoesWithFilters, without_hooks
-from softequiv.nn.weight import MARK, left_behind, projected_weights
+from softequiv.nn.weight import MARK
 
 Model = TypeVar("Model", bound=nn.Module)
 log = logging.getLogger("softequiv")

@@ -66,13 +66,14 @@ def plain_name(name: str) -> str:
 
 
 def load_tensors(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Load tensors under plain names, or those of a soft model's `state_dict`, into a plain or soft model, strictly:
-    names and shapes must agree.
+    """Load tensors under plain names into a plain or soft model, strictly: names and shapes must agree. A soft model
+    takes the names of its own `state_dict` too; one that would not filter what stands under them does not.
 
     In project mode they are then projected onto the constraints, as after an optimiser step.
     """
     if isinstance(tensors, Mapping):
-        tensors = {plain_name(name) if isinstance(name, str) else name: value for name, value in tensors.items()}
+        own = unwrapped(model).state_dict()
+        tensors = {plain_name(name) if name in own else name: value for name, value in tensors.items()}
     refuse_misfits(model, tensors)
     copy_tensors(model, tensors)
     project(model)
@@ -173,7 +174,7 @@ def users_matrices(rep: Rep) -> list[Tensor]:
 
 
 def missed(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> list[str]:
-    """Where two descriptions of a weight differ but for its gain; files of before may lack an entry."""
+    """Where two descriptions of a weight differ but for its gain; older files may lack an entry."""
     return [
         f"{key} {theirs[key]} in the checkpoint, {value} here"
         for key, value in ours.items()

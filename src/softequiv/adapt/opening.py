@@ -23,7 +23,7 @@ from safetensors.torch import save_file
 from torch import nn
 from torch.nn.utils.parametrize import type_before_parametrizations
 
-from softequiv._files import clear_unfinished, path_of, read_json, unfinished
+from softequiv._files import clear_unfinished, path_of, read_json, saying_what_failed, unfinished
 from softequiv.adapt.checkpoint import RECIPE, WEIGHTS, load, load_tensors, read_tensors, save, stored_tensors
 from softequiv.errors import SoftEquivError
 from softequiv.nn import soft_weights
@@ -96,12 +96,13 @@ def save_model(model: nn.Module, folder: str | Path, *, pictures: Mapping[str, A
     clear_unfinished(target)
     part = unfinished(target)
     shutil.rmtree(part, ignore_errors=True)
-    part.mkdir(parents=True)
     try:
-        write_model(model, part, pictures)
-        if target.is_dir():
-            target.rmdir()
-        os.replace(part, target)
+        with saying_what_failed(target):
+            part.mkdir(parents=True)
+            write_model(model, part, pictures)
+            if target.is_dir():
+                target.rmdir()
+            os.replace(part, target)
     finally:
         shutil.rmtree(part, ignore_errors=True)
 

@@ -85,12 +85,6 @@ def unreadable(item: Any) -> SoftEquivError:
     return SoftEquivError(f"cannot read a batch of {found or 'nothing'}: {FORMS}")
 
 
-def check_count(what: str, value: int, least: int = 1) -> None:
-    """Raise a sentence unless the value is a whole number and not below the least."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise SoftEquivError(f"{what} must be a whole number of at least {least}; got {value!r}")
-
-
 def check_samples(x: Tensor) -> None:
     """Raise a sentence unless x is a batch of samples."""
     if not isinstance(x, Tensor) or x.ndim < 2 or not len(x):

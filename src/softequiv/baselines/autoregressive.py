@@ -1,8 +1,8 @@
 """How does a network that knows the next step forecast many? By being asked again with its own answers appended.
 
 Networks of this kind read displacements p_{t+1} - p_t, so that where a track lies does not matter, and answer at each
-of them with how the one that follows will differ: who answers 0 says that people walk on as they did, which is hard to
-beat. Training shows them true tracks, all steps at once; forecasts run freely.
+of them with how the one that follows will differ: an answer of 0 says that people walk on as they did, which is hard
+to beat. Training shows them true tracks, all steps at once; forecasts run freely.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from softequiv.errors import GainError, SoftEquivError, checked_size
+from softequiv.errors import GainError, SoftEquivError, check_count
 from softequiv.gains import LevelGain
 from softequiv.groups import Shifts
 from softequiv.reps import grid
@@ -37,7 +37,7 @@ def binomial(filter_size: int) -> Tensor:
     >>> binomial(3)
     tensor([0.2500, 0.5000, 0.2500], dtype=torch.float64)
     """
-    checked_size("filter_size", filter_size)
+    check_count("filter_size", filter_size)
     taps = [comb(filter_size - 1, i) / 2 ** (filter_size - 1) for i in range(filter_size)]
     return torch.tensor(taps, dtype=torch.float64)
 
@@ -56,8 +56,8 @@ class BlurPool2d(nn.Module):
 
     def __init__(self, channels: int, filter_size: int = 3, stride: int = 2, border: Border = "reflect") -> None:
         super().__init__()
-        checked_size("channels", channels)
-        checked_size("stride", stride)
+        check_count("channels", channels)
+        check_count("stride", stride)
         if border not in get_args(Border):
             raise SoftEquivError(f"unknown border {border!r}; choose one of {', '.join(get_args(Border))}")
         self.channels, self.filter_size, self.stride, self.border = channels, filter_size, stride, border
@@ -105,7 +105,7 @@ class MaxBlurPool2d(nn.Module):
         border: Border = "reflect",
     ) -> None:
         super().__init__()
-        checked_size("kernel_size", kernel_size)
+        check_count("kernel_size", kernel_size)
         self.kernel_size = kernel_size
         self.blur = BlurPool2d(channels, filter_size, stride, border)
 
@@ -127,7 +127,7 @@ class BlurGain(LevelGain):
     filter_size: int = 3
 
     def __post_init__(self) -> None:
-        checked_size("filter_size", self.filter_size)
+        check_count("filter_size", self.filter_size)
         if self.filter_size % 2 == 0:
             raise GainError(
                 f"a filter of {self.filter_size} taps moves pictures by half a pixel, which no gain does; "

@@ -16,7 +16,7 @@ from torch.nn import functional
 from softequiv.actions import Acts, Moves, Pictures, Still, in_disc
 from softequiv.asking.answers import tensor_of
 from softequiv.baselines.group_cnn import CentredHalving, GroupCNN, checked_plane
-from softequiv.errors import SoftEquivError, checked_amount, checked_size
+from softequiv.errors import SoftEquivError, check_count, checked_amount
 from softequiv.groups import C, Group
 from softequiv.measure.frame import inside
 
@@ -62,7 +62,7 @@ class Energies(nn.Module):
         if not widths:
             raise SoftEquivError("energies need the width of one layer at least, such as widths=(8, 16, 16)")
         for what, value in (("in_channels", in_channels), *(("a width", width) for width in widths)):
-            checked_size(what, value)
+            check_count(what, value)
         self.turns = Moves(Pictures("bilinear"), group, elements=tuple(checked_plane(group).elements())).inverse()
         layers: list[nn.Module] = []
         for before, after in pairwise([in_channels, *widths]):

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from softequiv.baselines.autoregressive import Autoregressive
 from softequiv.baselines.vector_neurons import VNAttention, VNLinear, VNNorm, VNReLU, vector_size
-from softequiv.errors import SoftEquivError, checked_size
+from softequiv.errors import SoftEquivError, check_count
 from softequiv.groups import SO, Group
 
 SPAN = 32  # steps back that attention tells apart; tracks in use are of 20
@@ -31,8 +31,8 @@ class EqAuto(Autoregressive):
     def __init__(self, group: Group | None = None, width: int = 64, layers: int = 4, heads: int = 4) -> None:
         super().__init__()
         self.group = group or SO(2)
-        checked_size("layers", layers)
-        checked_size("heads", heads)
+        check_count("layers", layers)
+        check_count("heads", heads)
         size = vector_size(self.group)
         if width < 1 or width % (size * heads):
             raise SoftEquivError(

@@ -26,7 +26,7 @@ from torch.nn import functional
 
 from softequiv._cache import cached
 from softequiv.baselines.rpp import pathways
-from softequiv.errors import GroupError, SoftEquivError, checked_size
+from softequiv.errors import GroupError, SoftEquivError, check_count
 from softequiv.gains import LevelGain
 from softequiv.groups import C, D, Group, matrix_key
 from softequiv.groups.rotations import mirror
@@ -117,7 +117,7 @@ class _ElementConv2d(nn.Module, ABC):
             ("stride", stride, 1),
             ("padding", padding, 0),
         ):
-            checked_size(what, value, least)
+            check_count(what, value, least)
         self.group, self.action = checked_plane(group), action
         self.in_channels, self.out_channels, self.kernel_size = in_channels, out_channels, kernel_size
         self.stride, self.padding = stride, padding

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from softequiv.baselines.group_cnn import GroupCNN, GroupConv2d, LiftingConv2d, numbered
-from softequiv.errors import SoftEquivError, checked_size
+from softequiv.errors import SoftEquivError, check_count
 from softequiv.groups import Group, matrix_key
 from softequiv.reps import Action
 
@@ -134,7 +134,7 @@ class RelaxedConv2d(nn.Module):
     ) -> None:
         super().__init__()
         for size in sizes:
-            checked_size("a size of the answer", size)
+            check_count("a size of the answer", size)
         self.banks, self.sizes = checked_banks(banks), sizes
         self.filters = nn.Conv2d(in_channels, banks * out_channels, kernel_size, bias=False, **options)
         self.coefficients = equal_coefficients(banks, math.prod(sizes))

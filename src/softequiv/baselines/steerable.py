@@ -13,7 +13,7 @@ from itertools import pairwise
 from torch import nn
 
 from softequiv.baselines.group_cnn import CentredHalving
-from softequiv.errors import SoftEquivError, checked_size
+from softequiv.errors import SoftEquivError, check_count
 from softequiv.gains import Gain
 from softequiv.groups import C, D, Group
 from softequiv.nn import CopyBatchNorm, Gated, SoftConv2d, gated
@@ -59,8 +59,8 @@ def steerable_cnn(
     if not isinstance(kernel_size, int) or kernel_size % 2 == 0:
         raise SoftEquivError(f"layers that keep the picture's size need an odd kernel_size; got {kernel_size!r}")
     for width in widths:
-        checked_size("a width", width)
-    checked_size("kernel_size", kernel_size)
+        check_count("a width", width)
+    check_count("kernel_size", kernel_size)
     if not isinstance(frequencies, int) or frequencies < 0:
         raise SoftEquivError(f"frequencies run from 0 up to a whole number; got {frequencies!r}")
     typed = [fields(group, width, frequencies) for width in widths]

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from softequiv.errors import RepresentationError, SoftEquivError, checked_number, checked_size
+from softequiv.errors import RepresentationError, SoftEquivError, check_count, checked_number
 from softequiv.groups import SO, Group, O
 from softequiv.nn.nonlinear import SHORTEST, at_least_float32
 
@@ -104,7 +104,7 @@ class VNNorm(nn.Module):
 
     def __init__(self, channels: int) -> None:
         super().__init__()
-        checked_size("channels", channels)
+        check_count("channels", channels)
         self.scale = nn.Parameter(torch.ones(channels, 1))
         self.floor = nn.Parameter(torch.ones(()))
 

@@ -23,13 +23,13 @@ from softequiv.adapt.find import Setting
 from softequiv.adapt.group import chosen_group, group_of
 from softequiv.asking import asked, at_home, check_finite, evaluating
 from softequiv.asking.answers import check_alone
-from softequiv.asking.data import check_count, check_samples
+from softequiv.asking.data import check_samples
 from softequiv.asking.proportion import proportion_upper
 from softequiv.certify.certificate import found_located, soft_located, span
 from softequiv.certify.operator import as_hom, spectral_norm
 from softequiv.certify.statistical import checked_confidence
 from softequiv.certify.weight import Located, certified, sum_rounding
-from softequiv.errors import SoftEquivError, check_seed, checked_amount
+from softequiv.errors import SoftEquivError, check_count, check_seed, checked_amount
 from softequiv.groups import C, D, Element, Group, Reflection
 from softequiv.groups.angles import range_of
 from softequiv.groups.base import elements_within

@@ -24,7 +24,6 @@ from softequiv.actions import Acts, Moves, Pictures, Points, Still
 from softequiv.adapt.group import chosen_group, group_of
 from softequiv.asking import asked, at_home, check_finite, default_target, evaluating, inputs_of
 from softequiv.asking.answers import at_size_of, check_alone
-from softequiv.asking.data import check_count
 from softequiv.asking.proportion import mean_upper, proportion_upper
 from softequiv.certify.certificate import bakeable, own_range, span, versions
 from softequiv.certify.kept import (
@@ -38,7 +37,7 @@ from softequiv.certify.kept import (
     write_text,
 )
 from softequiv.certify.weight import bytes_of, digest
-from softequiv.errors import SoftEquivError, check_seed, checked_amount, checked_number
+from softequiv.errors import SoftEquivError, check_count, check_seed, checked_amount, checked_number
 from softequiv.groups import Group, parse_group
 from softequiv.groups.angles import range_of
 

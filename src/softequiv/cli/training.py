@@ -135,7 +135,7 @@ def certifying(model: Path, judged: Mapping[str, Any]) -> str:
 
 
 def settings_of(file: Path | None, given: dict[str, Any]) -> Recipe:
-    """The recipe of fine-tuning, with what a file says in its place, and before that what was given beside it."""
+    """The recipe of fine-tuning; settings of a file go before it, and those given beside the file before both."""
     from softequiv.training import Recipe
 
     usual = Recipe(epochs=5, batch=64, rate=1e-4, weight_decay=0.05, clip=1.0)

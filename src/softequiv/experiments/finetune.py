@@ -16,6 +16,7 @@ from softequiv.experiments.arms import HALF_BATCHES, LONGER, Armed, kept
 from softequiv.experiments.cells import Cell, Figures, Row, Settings
 from softequiv.experiments.compare import (
     COLOURS,
+    SCORE,
     Curves,
     as_good_as_plain,
     dials_move,
@@ -77,7 +78,7 @@ def trained_and_judged(
         best = fitted.history[-1 if fitted.best is None or recipe.keep == "last" else fitted.best]
         found = {
             "kept epoch": best["epoch"],
-            "validation score": best[task.score],
+            SCORE: best[task.score],
             "last loss": fitted.history[-1]["loss"],
             "training seconds": round(fitted.seconds, 2),
         }
@@ -234,7 +235,7 @@ def beside_paper(
             mine = [row for row in of(rows, backbone=backbone) if row["arm"] in arms]
             if not mine:
                 continue
-            chosen = spread_over_seeds(mine, "validation score", "arm", "dial")
+            chosen = spread_over_seeds(mine, SCORE, "arm", "dial")
             arm, dial = max(chosen, key=lambda stop: chosen[stop].mean)
             best = of(mine, arm=arm, dial=dial)
             figures = [

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from softequiv.experiments import t2
 from softequiv.experiments.base import Experiment, Scale
 from softequiv.experiments.cells import Cell, Row
+from softequiv.experiments.compare import SCORE
 from softequiv.experiments.finetune import of, told, values
 from softequiv.experiments.pages import Claim, Page, Table, spread_over_seeds
 
@@ -30,7 +31,7 @@ def page(rows: Sequence[Row], scale: Scale) -> Page:
         for way in dict.fromkeys(told(row.settings) for row in of(rows, backbone=backbone)):
             mine = [row for row in of(rows, backbone=backbone) if told(row.settings) == way]
             for arm in (arm for arm in DIALS if of(mine, arm=arm)):
-                validated = spread_over_seeds(of(mine, arm=arm), "validation score", "dial")
+                validated = spread_over_seeds(of(mine, arm=arm), SCORE, "dial")
                 tested = spread_over_seeds(of(mine, arm=arm), "cAcc 30", "dial")
                 (chosen,), (best,) = (max(found, key=lambda key: found[key].mean) for found in (validated, tested))
                 loss = tested[best,].mean - tested[chosen,].mean

@@ -27,7 +27,7 @@ from softequiv.experiments.schur_rule import schur_rule
 from softequiv.gains import hard
 from softequiv.groups import SO, Group, O
 from softequiv.nn import hold
-from softequiv.nn.weight import projected_weights
+from softequiv.nn.constraints import projected_weights
 from softequiv.reps import Action, Hom, Rep, grid, tensor
 from softequiv.spectrum import Spectrum, dense, spectrum
 from softequiv.spectrum.routes import LARGEST_DENSE

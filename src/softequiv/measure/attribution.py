@@ -23,8 +23,8 @@ from softequiv.adapt.bake import bake
 from softequiv.adapt.find import Setting, Skipped, find
 from softequiv.adapt.geometry import uneven_layers
 from softequiv.asking.answers import asked, at_home, check_finite, default_target, evaluating
-from softequiv.asking.data import batches, check_count, count
-from softequiv.errors import SoftEquivError, check_seed
+from softequiv.asking.data import batches, count
+from softequiv.errors import SoftEquivError, check_count, check_seed
 from softequiv.groups import Element, Group
 from softequiv.groups.parse import as_group
 from softequiv.measure.causes import RESAMPLING, UNKNOWN, Cause, Circumstances, causes, common_name

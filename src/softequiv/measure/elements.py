@@ -8,7 +8,7 @@ import torch
 
 from softequiv.errors import GroupError
 from softequiv.groups import Element, Group
-from softequiv.groups.angles import parse_range
+from softequiv.groups.angles import range_of
 
 Elements = int | Sequence[Element]
 
@@ -20,13 +20,12 @@ def as_range(group: Group, within: float | str | None) -> float | None:
     >>> as_range(SO(2), "30deg")
     30deg
     """
-    if isinstance(within, str):
-        within = parse_range(within)
-    if within is not None:
-        if not isinstance(within, (int, float)):
-            raise GroupError(f"a range is an angle such as degrees(30), or a path length; got {within!r}")
-        group.reach(within)
-    return within
+    reach = range_of(within)
+    if reach is not None:
+        if not isinstance(reach, (int, float)):
+            raise GroupError(f"a range is an angle such as degrees(30), or a path length; got {reach!r}")
+        group.reach(reach)
+    return reach
 
 
 def check_elements(group: Group, within: float | None, elements: Elements) -> None:

@@ -19,9 +19,9 @@ from softequiv._text import aligned
 from softequiv.actions import Acts, Moves, Pictures, Still
 from softequiv.adapt.group import chosen_group
 from softequiv.asking.answers import asked, at_home, at_size_of, check_alone, check_finite, default_target, evaluating
-from softequiv.asking.data import Batch, batches, check_count, count
+from softequiv.asking.data import Batch, batches, count
 from softequiv.asking.divergence import kl_divergence
-from softequiv.errors import SoftEquivError, check_seed
+from softequiv.errors import SoftEquivError, check_count, check_seed
 from softequiv.groups import Element, Group
 from softequiv.measure.bootstrap import Statistic, combined, exact_interval, interval, mean
 from softequiv.measure.elements import Elements, as_range, check_elements, drawn

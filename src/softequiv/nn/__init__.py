@@ -1,6 +1,7 @@
 """A filtered weight inside a torch module: one parametrisation, soft layers, equivariant nonlinearities."""
 
 from softequiv.nn.bilinear import Bilinear
+from softequiv.nn.constraints import hold, project
 from softequiv.nn.layers import (
     SoftConv1d,
     SoftConv2d,
@@ -19,9 +20,7 @@ from softequiv.nn.weight import (
     Mode,
     Soft,
     SoftWeight,
-    hold,
     is_constraint,
-    project,
     set_gain,
     soft_weights,
     soften_weight,

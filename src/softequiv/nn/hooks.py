@@ -1,4 +1,4 @@
-"""What goes along with filters beside a module: hooks that can be taken off, and that a plain model does not have."""
+"""Which hooks go with filters? They can be taken off, and a baked model has none of them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.utils.hooks import RemovableHandle
 
 @dataclass(frozen=True)
 class Hooks:
-    """Hooks on a model or an optimiser; `remove` takes them off."""
+    """Hooks on a model or an optimiser."""
 
     hooks: tuple[RemovableHandle, ...]
 

@@ -27,6 +27,7 @@ from softequiv.nn.weight import (
     through_linear,
 )
 from softequiv.spectrum import Filter
+from softequiv.spectrum.base import traced_or_transformed
 
 
 def filtered_together(model: nn.Module) -> Hooks:
@@ -116,12 +117,6 @@ class AtOnce(GoesWithFilters):
             filters = sharing((apply, filtered.soft, *fitted) for filtered, fitted, apply in linear)
             self.grouped = own, filters
         return filters
-
-
-def traced_or_transformed() -> bool:
-    """Whether operations are recorded to be run with other tensors."""
-    tracing: bool = torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
-    return tracing or torch._C._are_functorch_transforms_active()
 
 
 def trained_by_several() -> bool:

@@ -1,7 +1,7 @@
 """A filtered weight inside a torch module: one mechanism for every layer, with two ways to train it.
 
 "parametrize": the stored parameter is Theta, and every forward pass sees W = gain(Theta) (torch's own parametrisation).
-"project": the module stays plain, its stored weight is W itself, and `hold` projects it after each optimiser step.
+"project": the module stays plain, its stored weight is W itself, and `constraints.hold` projects it after each step.
 Forward passes never change a parameter, and nothing derived enters the state_dict.
 """
 
@@ -20,7 +20,6 @@ from softequiv._cache import on_the_cpu
 from softequiv.errors import GainError, SoftEquivError, WeightError
 from softequiv.gains import Composed, Cone, Gain, LevelGain, WeightFilter
 from softequiv.gains.cone import nearest
-from softequiv.nn.hooks import Hooks
 from softequiv.nn.module import check_module
 from softequiv.reps import Rep
 from softequiv.spectrum import Filter, spectrum
@@ -429,35 +428,6 @@ def replace_stored(stored: Tensor, change: Callable[[Tensor], Tensor]) -> None:
     sharded.copy_(distribute_tensor(changed, sharded.device_mesh, sharded.placements, src_data_rank=None))
 
 
-@torch.no_grad()
-def filter_all(tensors: Iterable[tuple[Tensor, FilteredWeight]]) -> None:
-    """Put each tensor through its own constraint, in place; the linear ones of one kind go together, and the equations
-    of all cones are solved together.
-    """
-    linear: list[tuple[Tensor, Filter, Soft]] = []
-    cones: dict[torch.device, list[tuple[Cone, Tensor, Soft]]] = {}
-    for tensor, filtered in tensors:
-        filtered.fit(tensor.dtype, tensor.device)  # a plain module's marks do not travel with it
-        held = filtered.held
-        if isinstance(held, Filter) and held.side == "identity":
-            continue
-        if hasattr(tensor, "full_tensor"):  # sharded over processes
-            replace_stored(tensor, filtered.projected)
-        elif isinstance(held, Cone):
-            cones.setdefault(tensor.device, []).append((held, tensor, filtered.soft))
-        elif isinstance(held, Filter):
-            linear.append((tensor, held, filtered.soft))
-        else:
-            replace_stored(tensor, filtered.projected)
-    if linear:
-        targets = [tensor for tensor, *_ in linear]
-        filters = sharing((held, soft, tensor.dtype, tensor.device) for tensor, held, soft in linear)
-        torch._foreach_copy_(targets, through_linear(targets, filters))
-    for members in cones.values():
-        for (_, tensor, _), found in zip(members, nearest_in_cones(members), strict=True):
-            tensor.copy_(found)
-
-
 def nearest_in_cones(members: Iterable[tuple[Cone, Tensor, Soft]]) -> list[Tensor]:
     """The nearest tensor to each that lies in its cone; all of them on one device."""
     members = list(members)
@@ -466,95 +436,6 @@ def nearest_in_cones(members: Iterable[tuple[Cone, Tensor, Soft]]) -> list[Tenso
         return [
             soft.layout.write(tensor, view, soft.rep) for (_, tensor, soft), view in zip(members, found, strict=True)
         ]
-
-
-def left_behind(weight: SoftWeight) -> float:
-    """How far a stored weight is from its constraint, relative to its norm: rounding, where it was held."""
-    stored = whole(weight.stored.detach())
-    stored = stored.to(torch.promote_types(stored.dtype, torch.float32))
-    distance, norm = (weight.filtered.projected(stored) - stored).norm(), stored.norm()
-    return float(distance / norm) if norm else 0.0
-
-
-def projected_weights(model: nn.Module) -> list[SoftWeight]:
-    """The soft weights of a model that are in project mode."""
-    return [weight for weight in soft_weights(model) if weight.filtered.mode == "project"]
-
-
-def project(model: nn.Module) -> None:
-    """Project every stored weight of a model in project mode onto its constraint."""
-    filter_all((weight.stored, weight.filtered) for weight in projected_weights(model))
-
-
-def project_gradients(weights: Iterable[SoftWeight]) -> None:
-    """Take from each gradient what a linear constraint forbids.
-
-    An optimiser that rescales entries (Adam) would otherwise turn the forbidden part into an allowed one, and settle
-    elsewhere than "parametrize" does.
-    """
-    filter_all(
-        (weight.stored.grad, weight.filtered)
-        for weight in weights
-        if weight.stored.grad is not None and not isinstance(weight.filtered.held, Cone)
-    )
-
-
-def hold(model: nn.Module, optimizer: torch.optim.Optimizer) -> Hooks:
-    """Keep a model in project mode on its constraints: gradients are projected before each step, weights after it.
-
-    >>> import softequiv as se
-    >>> layer = nn.Conv2d(3, 8, 5)
-    >>> soften_weight(layer, "weight", Soft(se.grid(se.C(4), 5, 5), se.softness(0)), mode="project")
-    >>> optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
-    >>> held = hold(layer, optimizer)
-    """
-    weights = projected_weights(model)  # looked up once: a walk over all modules takes longer than the projection
-    stepping = getattr(optimizer, "optimizer", optimizer)  # accelerate wraps the one that steps
-    refuse_unheld(weights, stepping)
-
-    def still_soft() -> list[SoftWeight]:
-        return [w for w in weights if w.module.__dict__.get(MARK, {}).get(w.attribute) is w.filtered]
-
-    def project_now() -> None:
-        project_gradients(still_soft())
-
-    before = stepping.register_step_pre_hook(lambda _, args, kwargs: before_step(args, kwargs, project_now))
-    after = stepping.register_step_post_hook(lambda *_: filter_all((w.stored, w.filtered) for w in still_soft()))
-    return Hooks((before, after))
-
-
-def before_step(
-    args: tuple[Any, ...], kwargs: dict[str, Any], project_now: Callable[[], None]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Project the gradients that a step will use: those that are there, and those that its closure will make."""
-    project_now()
-    closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
-    if closure is None:
-        return args, kwargs
-
-    def projected_closure() -> Any:
-        loss = closure()
-        project_now()
-        return loss
-
-    return args[:1], kwargs | {"closure": projected_closure}
-
-
-def refuse_unheld(weights: Sequence[SoftWeight], optimizer: torch.optim.Optimizer) -> None:
-    """Spell out why an optimiser cannot be held to the constraints of these weights."""
-    learning = [weight for weight in weights if weight.stored.requires_grad]
-    given = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-    if learning and not any(id(weight.stored) in given for weight in learning):
-        raise SoftEquivError(
-            f"this optimiser has none of the model's soft weights, such as {learning[0].name}, so nothing would be "
-            "held; give the one that was made from model.parameters() after softening and wrapping"
-        )
-    cones = [weight for weight in weights if isinstance(weight.filtered.held, Cone)]
-    if cones and isinstance(optimizer, torch.optim.LBFGS):
-        raise SoftEquivError(
-            f"LBFGS goes on from weights that it has seen, and the error target of {cones[0].name} moves them between; "
-            "soften with mode='parametrize', or use another optimiser"
-        )
 
 
 def set_gain(weight: SoftWeight, gain: Gain) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from softequiv._linalg import cluster, is_orthogonal, symmetric
 from softequiv.errors import GroupError, WeightError
@@ -300,9 +301,13 @@ def full_precision(weight: Tensor) -> AbstractContextManager[None]:
 
 def is_eager(weight: Tensor) -> bool:
     """Whether each operation on a weight would be recorded one by one."""
-    recorded = weight.requires_grad and torch.is_grad_enabled()
-    traced = torch.compiler.is_compiling() or torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
-    return recorded and not traced and not torch._C._are_functorch_transforms_active()
+    return weight.requires_grad and torch.is_grad_enabled() and not traced_or_transformed()
+
+
+def traced_or_transformed() -> bool:
+    """Whether operations are recorded to be run with other tensors, or carry tangents, which steps of our own lack."""
+    tracing: bool = torch.compiler.is_compiling() or torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
+    return tracing or torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
 
 
 def in_one_step(weight: Tensor, apply: Callable[[Tensor], Tensor]) -> Tensor:

@@ -52,8 +52,8 @@ def open_images(
     folder: Path, model: nn.Module, *, size: int | None = None, limit: int | None = None, seed: int = 0, batch: int = 32
 ) -> Images:
     """The pictures below a folder, as the model wants them; class folders are numbered by the model's own numbers
-    where it knows all the names, and by their order where it has no names. With `limit`, so many of
-    them, drawn at random.
+    where it knows all the names, and by their order where it has no names. With `limit`, so many pictures, drawn at
+    random.
     """
     if not folder.is_dir():
         raise SoftEquivError(f"there is no folder {str(folder)!r}; give --data a folder of pictures")
@@ -117,5 +117,5 @@ def own_names(model: nn.Module) -> dict[str, int]:
 
 
 def nameless(model: nn.Module) -> bool:
-    """Whether a model numbers its classes only: `LABEL_0`, `LABEL_1`, ..."""
+    """Whether a model has no names of its classes, or numbers for names: `LABEL_0`, `LABEL_1`, ..."""
     return all(NUMBERED.fullmatch(name) for name in own_names(model))

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from softequiv.actions import Pictures
-from softequiv.errors import SoftEquivError, checked_size
+from softequiv.errors import SoftEquivError, check_count
 from softequiv.tasks.archives import stored
 from softequiv.tasks.base import Held
 from softequiv.tasks.classification import Classification
@@ -33,7 +33,7 @@ NAMES = {
 def mnist(folder: str | Path, *, validation: float = 0.1, seed: int = 0, pad: int = PAD) -> Classification:
     """MNIST as in the paper: pictures padded by `pad` black pixels on each side, (1, 28 + 2 pad, 28 + 2 pad), and a
     tenth of the training pictures held out by seed. What turns leave empty is black."""
-    checked_size("pad, the black pixels on each side,", pad, 0)
+    check_count("pad, the black pixels on each side,", pad, 0)
     files = stored(folder, [name for pair in NAMES.values() for name in pair], REMEDY)
     train, test = (_digits(files, *pair, Normalised((MEAN,), (STD,), pad)) for pair in NAMES.values())
     kept, apart = held_out(len(train), validation, seed)

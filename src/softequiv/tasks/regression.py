@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from softequiv.actions import Moves, Vectors
 from softequiv.asking.answers import asked, at_home, evaluating
-from softequiv.errors import SoftEquivError, checked_number, checked_size
+from softequiv.errors import SoftEquivError, check_count, checked_number
 from softequiv.groups import SO, Lorentz, O
 from softequiv.reps import Rep, scalar, tensor, vector
 from softequiv.tasks.base import Examples, Held, Task
@@ -195,7 +195,7 @@ def matrix_element_target(x: Tensor) -> Tensor:
 def drawn(sample: Sample, source: Rep, target: Rep, train: int, validation: int, test: int, seed: int) -> Regression:
     """A task of so many drawn examples, in float32; which test examples are drawn does not depend on how many train."""
     for count, part in ((train, "to train"), (validation, "to validate"), (test, "to test")):
-        checked_size(f"the number of examples {part}", count)
+        check_count(f"the number of examples {part}", count)
     check_split_seed(seed)
     splits = [
         sample(count, torch.Generator().manual_seed(3 * seed + place))

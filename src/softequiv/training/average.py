@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from softequiv.gains import Cone
-from softequiv.nn.weight import filter_all, projected_weights
+from softequiv.nn.constraints import filter_all, projected_weights
 
 
 class Average:

@@ -29,8 +29,8 @@ from softequiv.asking.answers import tensor_of
 from softequiv.errors import SoftEquivError
 from softequiv.measure.progress import progress
 from softequiv.nn import hold
+from softequiv.nn.constraints import projected_weights
 from softequiv.nn.module import check_module
-from softequiv.nn.weight import projected_weights
 from softequiv.tasks.base import Task
 from softequiv.training.average import Average
 from softequiv.training.parameters import optimizer_of

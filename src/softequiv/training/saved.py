@@ -78,20 +78,8 @@ def fits(model: nn.Module, optimizer: Optimizer, weights: Tensors, settings: Map
 def write(path: Path, parts: Mapping[str, Tensors], told: Mapping[str, Any]) -> None:
     """Replace a saved training: tensors by part and name, and what is told beside them."""
     flat = {f"{part}/{name}": value.contiguous() for part, named in parts.items() for name, value in named.items()}
-    with saying_what_failed(path), written_whole(path) as file:
+    with written_whole(path) as file:
         save_file(flat, file, metadata={"training": json.dumps(told)})
-
-
-@contextmanager
-def saying_what_failed(path: Path) -> Iterator[None]:
-    """A disk that fills, as a sentence."""
-    try:
-        yield
-    except (SafetensorError, OSError) as problem:
-        raise SoftEquivError(
-            f"{path} could not be written ({problem}); make room on the disk and start again: the training goes on "
-            "from what was saved before"
-        ) from problem
 
 
 def read(path: Path) -> tuple[dict[str, Tensors], dict[str, Any]]:

@@ -34,7 +34,7 @@ from softequiv.training.board import BOARD, Board
 from softequiv.training.heads import check_answers
 from softequiv.training.loop import CHECKPOINT, LOG, Objective, fit, plain
 from softequiv.training.recipe import Recipe
-from softequiv.training.saved import saying_what_failed, set_weights, weights_of
+from softequiv.training.saved import set_weights, weights_of
 
 ASKED, RESULT, MODEL = "asked.json", "result.json", "model"
 POOL = 1024  # elements that stand for a range
@@ -158,8 +158,7 @@ def tune(
     if is_main():
         set_weights(whole, weights)
         shutil.rmtree(folder / MODEL, ignore_errors=True)  # of a run that was stopped between the two files
-        with saying_what_failed(folder / MODEL):
-            save_model(whole.cpu(), folder / MODEL, pictures=pictures)
+        save_model(whole.cpu(), folder / MODEL, pictures=pictures)
         _write(folder / RESULT, result)
     return result
 
