@@ -207,7 +207,7 @@ def test_a_run_that_is_interrupted_ends_with_the_same_figures(
     monkeypatch.setattr(loop._Run, "take", interrupted)  # nothing is left to do
     again = call("train", home / "vit", *given, "-o", tmp_path / "b", "--json")
     assert json.loads(again.stdout) == resumed
-    assert "holds this training done already, on the pictures of then" in again.stderr
+    assert "holds this training, done on the pictures as they were then" in again.stderr
 
 
 def test_a_run_does_not_go_on_with_other_pictures_of_the_same_names_and_sizes(

@@ -93,7 +93,7 @@ def train_command(
     result = finished(out, decided)
     if result is not None and is_main():
         warnings.warn(
-            f"{out} holds this training done already, on the pictures of then; remove it to train anew", stacklevel=2
+            f"{out} holds this training, done on the pictures as they were then; remove it to train anew", stacklevel=2
         )
     if result is None:
         net = opened(model, trust_remote_code, wide=True)
