@@ -26,10 +26,10 @@ class VisionTransformer(nn.Module):
     """A classifier, (N, channels, size, size) to (N, classes): patches, positions, layers x + attention(norm x),
     x + mlp(norm x), a hidden layer on every token, their mean, and a linear head.
 
-    Without a group it is the plain network: nn.Conv2d, nn.Linear, LayerNorm, GELU. With a group and a gain each head has
-    as many copies of the frequencies 0, 1 and 2, and the patch embedding, the table of positions and every linear map
-    up to the mean are filtered by that gain between them; what lies between commutes with the group. Then softness 0 is
-    exactly invariant under the quarter turns (and flips) of the group, and softness 1 leaves all weights free.
+    Without a group it is the plain network: nn.Conv2d, nn.Linear, LayerNorm, GELU. With a group and a gain, each head
+    has as many copies of the frequencies 0, 1 and 2. The gain filters the patch embedding, the table of positions and
+    every linear map up to the mean; what lies between commutes with the group. So softness 0 is exactly invariant under
+    the quarter turns (and flips) of the group, and softness 1 leaves all weights free.
 
     Args:
         size: pixels of a side, which `patch` divides.
