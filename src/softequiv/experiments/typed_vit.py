@@ -26,7 +26,7 @@ from softequiv.experiments.pages import Claim, Page
 from softequiv.experiments.t1 import SIDE, digits
 from softequiv.gains import softness
 from softequiv.groups import C, degrees
-from softequiv.tasks.base import Held
+from softequiv.tasks.base import Examples
 from softequiv.tasks.vision import VisionTransformer
 from softequiv.training import Recipe
 
@@ -101,7 +101,7 @@ def work(settings: Settings) -> Figures:
     )
 
 
-def first(examples: Held, count: int | None) -> Held:
+def first(examples: Examples, count: int | None) -> Examples:
     """The first so many examples, or all."""
     return examples if count is None else examples.part(torch.arange(count))
 
@@ -126,8 +126,8 @@ def page(rows: Sequence[Row], scale: Scale) -> Page:
         "A ViT whose tokens carry representations",
         [
             f"MNIST, {rows[0]['trained on']:,} digits to train, {rows[0]['tested on']:,} to test, padded; ViTs of "
-            f"{rows[0]['layers']} layers, {WIDTH} numbers a token and patches of {PATCH}; {rows[0]['epochs']} epochs of "
-            f"AdamW, {len(values(rows, 'seed'))} seeds. Errors and moved accuracies are those under one, two and three "
+            f"{rows[0]['layers']} layers, {WIDTH} numbers a token and patches of {PATCH}; {rows[0]['epochs']} epochs "
+            f"of AdamW, {len(values(rows, 'seed'))} seeds. Errors and moved accuracies are those under one, two and three "
             f"quarter turns, and within {RANGE} degrees where that is said.",
             f"'{TYPED}' has tokens of the frequencies 0, 1 and 2 of {GROUP}; its dial is the softness of every weight "
             "up to the mean over tokens: 0 is exactly invariant under quarter turns, 1 leaves all weights free. "
