@@ -14,6 +14,7 @@ from softequiv.tasks.regression import Regression, inertia, matrix_element, synt
 from softequiv.tasks.segmentation import Segmentation
 from softequiv.tasks.splits import few
 from softequiv.tasks.trajectories import Trajectories, constant_velocity, read_scene
+from softequiv.tasks.vision import VisionTransformer
 
 __all__ = [
     "Classification",
@@ -26,6 +27,7 @@ __all__ = [
     "Segmentation",
     "Task",
     "Trajectories",
+    "VisionTransformer",
     "ade20k",
     "camvid",
     "cifar10",

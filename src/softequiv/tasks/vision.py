@@ -60,7 +60,7 @@ class VisionTransformer(nn.Module):
         super().__init__()
         if group is None and gain is not None:
             raise SoftEquivError(f"{gain} filters by a group, and none is given; name it, such as group=C(4)")
-        for name, number in {"size": size, "patch": patch, "layers": layers, "heads": heads}.items():
+        for name, number in {"size": size, "patch": patch, "width": width, "layers": layers, "heads": heads}.items():
             check_count(name, number)
         if size % patch:
             raise SoftEquivError(f"patches of {patch} pixels do not cover {size}; choose a patch that divides the size")
