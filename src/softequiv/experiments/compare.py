@@ -132,15 +132,15 @@ def better_at_equal_gain(found: Curves, arms: Sequence[str], other: str, what: s
     )
 
 
-def at_least_as_good(found: Curves, arms: Sequence[str], what: str = "", base: str = "plain") -> Claim:
+def at_least_as_good(found: Curves, arms: Sequence[str], what: str = "") -> Claim:
     """Whether the stop of our dials that validation prefers gains no less than the model without one: the best of many
     on the test would do so by chance.
     """
     best = max((stop for stop in stops_of(found, arms) if validated(stop)), key=lambda stop: stop.validation)
-    free = found[base][0]
+    free = found["plain"][0]
     who, told = one_of_ours(found, arms, what)
     return Claim(
-        f"at the stop that validation prefers, {who} has no less combined accuracy than {base}, beyond the spread",
+        f"at the stop that validation prefers, {who} has no less combined accuracy than plain, beyond the spread",
         not apart(best.gain, free.gain) and not of_one_seed([best, free]),
         f"{told}{best.gain.told(100, 2)} at {best.dial:g} against {free.gain.told(100, 2)}, with an error of "
         f"{best.error.told(1, 3)} against {free.error.told(1, 3)}{if_of_one_seed([best, free])}",

@@ -212,6 +212,17 @@ def claims_of(name: str, found: Curves) -> list[Claim]:
     return [replace(claim, text=f"{name}: {claim.text}") for claim in claims]
 
 
+def paper_rows(rows: Mapping[str, Sequence[str]], stands_for: Mapping[str, str]) -> dict[str, dict[str, list[str]]]:
+    """The paper's figures by backbone and row, from a text for each row; a stand-in has those of its original.
+
+    >>> paper_rows({"ViT": ("97 96", "93 92", "98 97")}, {"small ViT": "ViT"})["small ViT"]["Ours"]
+    ['98', '97']
+    """
+    every = {**rows, **{name: rows[source] for name, source in stands_for.items()}}
+    titles = ("Base", "Canon.", "Ours")
+    return {name: dict(zip(titles, map(str.split, texts), strict=False)) for name, texts in every.items()}
+
+
 def beside_paper(
     rows: Sequence[Row],
     names: Sequence[str],

@@ -28,6 +28,7 @@ from softequiv.experiments.finetune import (
     claims_of,
     longer,
     of,
+    paper_rows,
     score_against_softness,
     seeded,
     shortened,
@@ -362,13 +363,7 @@ def shown_name(backbone: str, data: str) -> str:
 
 def paper_figures(data: str) -> dict[str, dict[str, list[str]]]:
     """The paper's rows of a data set for each backbone, and for what stands in for it."""
-    return {
-        name: {
-            title: text.split()
-            for title, text in zip(("Base", "Canon.", "Ours"), PAPER_ROWS[source].get(data, ()), strict=False)
-        }
-        for name, source in {**{hub: hub for hub in PAPER_ROWS}, **STANDS_FOR}.items()
-    }
+    return paper_rows({hub: sets.get(data, ()) for hub, sets in PAPER_ROWS.items()}, STANDS_FOR)
 
 
 def softness_figure(rows: Sequence[Row]) -> Figure:

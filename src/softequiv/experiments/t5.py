@@ -36,6 +36,7 @@ from softequiv.experiments.compare import (
     if_of_one_seed,
     trade_off,
 )
+from softequiv.experiments.finetune import stop_table
 from softequiv.experiments.graphs import recorded
 from softequiv.experiments.judged import TESTED, TRAINED
 from softequiv.experiments.pages import Claim, Figure, Page, Table, spread_over_seeds
@@ -382,13 +383,8 @@ def average_table(protocol: str, averaged: Sequence[Row]) -> Table:
     shown = {"ADE": f"ADE {protocol}", "FDE": f"FDE {protocol}"}
     shown |= {f"{figure} ±30°": f"{figure} {protocol} 30" for figure in ("aADE", "aFDE", "cADE", "cFDE", "eErr")}
     shown |= {f"{figure} all angles": f"{figure} {protocol} all" for figure in ("cADE", "cFDE", "eErr")}
-    spreads = {head: spread_over_seeds(averaged, figure, "arm", "dial") for head, figure in shown.items()}
-    lines = [
-        [arm, f"{dial:g}", *(spreads[head][arm, dial].told(1, 4 if "eErr" in head else 3) for head in shown)]
-        for arm, dial in in_order(spreads["ADE"])
-    ]
-    caption = f"## {protocol.replace('-', ' to ')}: mean over the scenes, in metres"
-    return Table(caption, ["arm", "dial", *shown], lines)
+    digits = {head: (figure, 1, 4 if "eErr" in head else 3) for head, figure in shown.items()}
+    return stop_table(f"{protocol.replace('-', ' to ')}: mean over the scenes, in metres", averaged, digits)
 
 
 def scene_table(protocol: str, rows: Sequence[Row]) -> Table:
@@ -399,7 +395,7 @@ def scene_table(protocol: str, rows: Sequence[Row]) -> Table:
         for figure in ("cADE", "cFDE", "eErr")
     ]
     lines = []
-    for arm, dial in in_order({key[:2]: None for key in parts[0]}):
+    for arm, dial in dict.fromkeys(key[:2] for key in parts[0]):
         entries = [
             " / ".join(
                 (f"{part[arm, dial, scene].mean * scale:.2f}" for part, scale in zip(parts, (1, 1, 100), strict=True))
@@ -416,12 +412,6 @@ def scene_table(protocol: str, rows: Sequence[Row]) -> Table:
         ]
     caption = f"## {protocol.replace('-', ' to ')} by scene: {' / '.join(PAPER_NAMES)}, turned within 30°"
     return Table(caption, ["arm", "dial", *scenes], lines)
-
-
-def in_order(keys: Mapping[tuple[Any, ...], Any]) -> list[tuple[str, float]]:
-    """Arms and stops as the cells have them."""
-    arms = list(STOPS)
-    return sorted(((key[0], key[1]) for key in keys), key=lambda key: (arms.index(key[0]), key[1]))
 
 
 def curves_figure(protocol: str, averaged: Sequence[Row]) -> Figure:
