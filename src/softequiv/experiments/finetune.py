@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from softequiv.actions import Moves
-from softequiv.baselines.canonical import Canonical, prior_loss
+from softequiv.baselines.canonical import Canonical
 from softequiv.baselines.group_cnn import free_parameters
 from softequiv.experiments.arms import HALF_BATCHES, LONGER, Armed, kept
 from softequiv.experiments.cells import Cell, Figures, Row, Settings
@@ -127,9 +127,7 @@ def teach_orientation(model: Canonical, task: Task, recipe: Recipe, moves: Moves
 
 def orientation_alone(model: nn.Module, x: Tensor, y: Tensor, loss: Loss, generator: torch.Generator) -> Tensor:
     """The objective mean -log p(g x)_g, an element g drawn for each sample; nothing of the task enters."""
-    canonical = next(part for part in model.modules() if isinstance(part, Canonical))
-    turned = canonical.turns.draw(len(x), generator)
-    return prior_loss(canonical.scores(canonical.turns(x, turned)), turned)
+    return next(part for part in model.modules() if isinstance(part, Canonical)).prior(x, generator)
 
 
 def longer(settings: Settings) -> dict[str, Any]:
