@@ -54,16 +54,20 @@ class Trial:
     batch_size: int
     confidence: float
 
+    @property
+    def reach(self) -> float:
+        """The range, infinite where it is the whole group."""
+        return math.inf if self.within is None else self.within
+
     def certificate(self, model: nn.Module) -> Certificate:
         """What is guaranteed."""
-        return certify(model, math.inf if self.within is None else self.within, self.group)
+        return certify(model, self.reach, self.group)
 
     def answers(self, model: nn.Module) -> Answers:
         """What holds on average, with this confidence; where it cannot be said, why not."""
-        reach = math.inf if self.within is None else self.within
         try:
             found = certify(
-                *(model, reach, self.group),
+                *(model, self.reach, self.group),
                 data=self.pictures,
                 confidence=self.confidence,
                 batch_size=self.batch_size,
