@@ -250,6 +250,14 @@ def test_doctor_is_green_and_lists_what_is_there(monkeypatch: pytest.MonkeyPatch
     assert missing.exit_code == 0 and "pip install 'softequiv[images]'" in missing.stdout
 
 
+def test_doctor_looks_for_data_where_experiments_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "shared" / "data").mkdir(parents=True)
+    (tmp_path / "clone").mkdir()
+    monkeypatch.delenv("SOFTEQUIV_DATA", raising=False)
+    monkeypatch.chdir(tmp_path / "clone")
+    assert found("doctor")["data"] == {"folder": str((tmp_path / "shared" / "data").resolve()), "found": True}
+
+
 @pytest.mark.parametrize("certified", [0.2, math.nan])
 def test_a_doctor_whose_guarantee_fails_is_not_content(certified: float, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "certify", lambda _: types.SimpleNamespace(error=certified))

@@ -290,8 +290,10 @@ def doctor_command() -> Answer:
 
     List versions, devices, extras and the data folder, and soften and certify a small layer.
     """
+    from softequiv.experiments.base import data_root
+
     versions, devices, extras = doctor.versions(), doctor.devices(), doctor.extras()
-    data, test = doctor.data_folder(), doctor.self_test()
+    data, test = data_root().resolve(), doctor.self_test()
     found = data.is_dir()
     entries = {
         "ok": test.ok,
