@@ -182,16 +182,10 @@ def beats(found: Curves, arm: str, base: Stop, rival: str = "augmentation") -> C
     """
     several = [stop for stop in found[arm] if min(stop.gain.count, base.gain.count) > 1]
     lower = [
-        stop
-        for stop in several
-        if stop.gain.mean >= base.gain.mean - known(base.gain.std)
-        and stop.error.mean + known(stop.error.std) < base.error.mean - known(base.error.std)
+        stop for stop in several if stop.gain.mean >= base.gain.mean - base.gain.std and apart(stop.error, base.error)
     ]
     higher = [
-        stop
-        for stop in several
-        if stop.error.mean <= base.error.mean + known(base.error.std)
-        and stop.gain.mean - known(stop.gain.std) > base.gain.mean + known(base.gain.std)
+        stop for stop in several if stop.error.mean <= base.error.mean + base.error.std and apart(base.gain, stop.gain)
     ]
     shown = answers(lower or found[arm], base) or max(found[arm], key=lambda stop: stop.gain.mean)
     if higher and not lower:

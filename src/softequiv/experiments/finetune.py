@@ -158,6 +158,12 @@ def values(rows: Sequence[Row], setting: str) -> list[Any]:
     return list(dict.fromkeys(row.settings[setting] for row in rows))
 
 
+def seed_counts(rows: Sequence[Row]) -> str:
+    """How many seeds the arms have, such as "3 or 5"."""
+    counts = {len({row["seed"] for row in of(rows, arm=arm)}) for arm in values(rows, "arm")}
+    return " or ".join(map(str, sorted(counts)))
+
+
 def told(settings: Settings) -> str:
     """How a model was trained, in words.
 

@@ -7,8 +7,8 @@ import io
 import json
 import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -136,7 +136,6 @@ class Page:
     claims: Sequence[Claim] = ()
     tables: Sequence[Table] = ()
     figures: Sequence[Figure] = ()
-    data: Mapping[str, Any] = field(default_factory=dict)
 
 
 def write_page(page: Page, rows: Sequence[Row], folder: Path, name: str) -> Path:
@@ -279,7 +278,8 @@ def markdown(page: Page, rows: Sequence[Row], name: str) -> str:
 
 def made_with(rows: Sequence[Row], name: str) -> str:
     """What computed the figures, and how to compute them again."""
-    versions = sorted({", ".join(f"{name} {row.versions[name]}" for name in told_of(row)) for row in rows})
+    told = [{name: row.versions[name] for name in ("torch", "softequiv")} for row in rows]
+    versions = sorted({", ".join(f"{name} {v}" for name, v in one.items() if v != "unknown") for one in told})
     devices = sorted({row.device for row in rows})
     minutes = sum(row.seconds for row in rows) / 60
     spent = f"{minutes:.0f} minutes" if minutes < 60 else f"{minutes / 60:.1f} hours"
@@ -287,11 +287,6 @@ def made_with(rows: Sequence[Row], name: str) -> str:
         f"{len(rows)} cells, {spent} in all, on {' and '.join(devices)}; {' and '.join(versions)}. "
         f"Again by `{again(name)}`. All rows: [{name}.json]({name}.json), [{name}.csv]({name}.csv)."
     )
-
-
-def told_of(row: Row) -> list[str]:
-    """Of what a page tells the version, as far as it was known where a row was computed."""
-    return [name for name in ("torch", "softequiv") if row.versions[name] != "unknown"]
 
 
 def again(name: str) -> str:

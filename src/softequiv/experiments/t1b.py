@@ -20,8 +20,9 @@ from softequiv.experiments.base import Experiment, Scale
 from softequiv.experiments.cells import Cell, Figures, Row, Settings
 from softequiv.experiments.compare import curves, dials_move, lower_errors, trade_off
 from softequiv.experiments.costs import plain_cnn
+from softequiv.experiments.finetune import of
 from softequiv.experiments.pages import Page
-from softequiv.experiments.t1 import RANGE, against_augmentation, digits, learnt, stop_table
+from softequiv.experiments.t1 import ERROR, GAIN, RANGE, against_augmentation, digits, learnt, stop_table
 from softequiv.experiments.whole_network import holds
 from softequiv.gains import softness
 from softequiv.groups import SO, C, degrees
@@ -101,12 +102,12 @@ def work(settings: Settings) -> Figures:
 def page(rows: Sequence[Row], scale: Scale) -> Page:
     """Curves over banks and softness, trained upright and turned."""
     panels = {
-        title: curves([row for row in rows if row["turned"] == turned], "cAcc in range", "iErr in range")
+        title: curves(mine, GAIN, ERROR)
         for title, turned in (("trained upright", False), ("trained on turned digits", True))
-        if any(row["turned"] == turned for row in rows)
+        if (mine := of(rows, turned=turned))
     }
     first = next(iter(panels.values()))
-    quarter = curves([row for row in rows if not row["turned"]], "Acc", "iErr 90")
+    quarter = curves(of(rows, turned=False), "Acc", "iErr 90")
     widths = rows[0].settings.get("widths", WIDTHS)
     return Page(
         "T1b. Relaxed group convolutions on MNIST",
@@ -126,7 +127,7 @@ def page(rows: Sequence[Row], scale: Scale) -> Page:
             )
         ]
         + against_augmentation(rows, ("penalty", *DIALS)),
-        [stop_table(title, [r for r in rows if r["turned"] == ("turned" in title)]) for title in panels],
+        [stop_table(title, of(rows, turned="turned" in title)) for title in panels],
         [trade_off("curves", panels, "combined accuracy, %", "invariance error (KL)")],
     )
 

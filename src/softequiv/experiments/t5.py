@@ -36,7 +36,7 @@ from softequiv.experiments.compare import (
     if_of_one_seed,
     trade_off,
 )
-from softequiv.experiments.finetune import stop_table
+from softequiv.experiments.finetune import of, stop_table
 from softequiv.experiments.graphs import recorded
 from softequiv.experiments.judged import TESTED, TRAINED
 from softequiv.experiments.pages import Claim, Figure, Page, Table, spread_over_seeds
@@ -318,7 +318,7 @@ def curves_of(averaged: Sequence[Row], protocol: str, name: str) -> Curves:
 
 def best_stop(averaged: Sequence[Row], arm: str) -> float:
     """The stop of a dial with the least validation cADE: tests choose nothing."""
-    found = spread_over_seeds([row for row in averaged if row["arm"] == arm], "validation cADE", "dial")
+    found = spread_over_seeds(of(averaged, arm=arm), "validation cADE", "dial")
     ((dial,), _) = min(found.items(), key=lambda item: item[1].mean)
     return float(dial)
 

@@ -22,7 +22,7 @@ from softequiv.experiments.compare import (
     spearman,
     trade_off,
 )
-from softequiv.experiments.finetune import of, tables, values
+from softequiv.experiments.finetune import of, seed_counts, tables, values
 from softequiv.experiments.pages import Claim, Page, Table
 
 SEEDS = 3
@@ -106,7 +106,6 @@ def holds(name: str, found: Curves, arm: str) -> Claim:
 def page(rows: Sequence[Row], scale: Scale) -> Page:
     """How each dial stands, and what each way costs."""
     whole = [row for row in rows if row["labels"] == 1]
-    seeds = sorted({len({r["seed"] for r in of(whole, arm=arm)}) for arm in values(whole, "arm")})
     panels: dict[str, Curves] = {}
     quarter: dict[str, Curves] = {}
     claims = []
@@ -118,9 +117,8 @@ def page(rows: Sequence[Row], scale: Scale) -> Page:
             name = f"{backbone}, {'with' if turned else 'without'} turns"
             panels[name] = curves(mine, "cAcc 30", "iErr 30")
             quarter[name] = curves(mine, "Acc", "iErr 90")
-            claims += [
-                holds(f"{name}, quarter turns", quarter[name], arm) for arm in ("mixture",) if arm in panels[name]
-            ]
+            if "mixture" in panels[name]:
+                claims.append(holds(f"{name}, quarter turns", quarter[name], "mixture"))
             claims += [
                 holds(f"{name}, within {t2.RANGE} degrees", panels[name], arm)
                 for arm in ("held + labels", "ours")
@@ -138,7 +136,7 @@ def page(rows: Sequence[Row], scale: Scale) -> Page:
             "'ours + noise', 'ours + limit' and 'ours + frozen' have noise of the certified residual's size behind "
             "each filtered weight, no growth of other weights, or no learning of them. Augmentation is 'plain, with "
             "turns'; 'plain (any angle)' is trained on pictures turned by up to 180 degrees.",
-            f"Seeds: {' or '.join(str(count) for count in seeds)} for each arm.",
+            f"Seeds: {seed_counts(whole)} for each arm.",
             *([t2.STAND_IN] if scale != "full" else []),
         ],
         claims,
