@@ -24,7 +24,7 @@ from softequiv.experiments.compare import (
     lower_errors,
     style,
 )
-from softequiv.experiments.pages import Claim, Figure, Table, spread_over_seeds
+from softequiv.experiments.pages import Claim, Figure, Table, bullets, spread_over_seeds
 from softequiv.tasks.base import Task
 from softequiv.training import Recipe, fit
 from softequiv.training.loop import Loss, Transform
@@ -38,14 +38,20 @@ OURS = (*OF_WEIGHTS, *OF_THE_NETWORK)
 KINDS = {"of weights": OF_WEIGHTS, "of the network": OF_THE_NETWORK}
 SCORER_STEPS, SCORER_BATCH, SCORER_RATE = 400, 250, 1e-3
 SCORER_PASSES = 4  # over the pictures, at most, for each epoch of the training that follows
-DIALS = (
-    "The dial of ours and of the paper's construction is softness, that of 'ours (target)' the certified relative "
-    "error of every weight within the range, that of RPP the factor on its free path, that of 'canonical' the strength "
-    "of its prior, that of 'penalty' its strength, that of 'held + labels' the KL at which a price keeps the network, "
-    "which also learns from what it turns to measure, 'held (half batches)' with half as many pictures a step and "
-    "twice as many steps, that of 'mixture' the share of the answer that is not averaged "
-    f"over quarter turns. The scorer of 'canonical' is first trained by the prior alone, for about {SCORER_STEPS} "
-    "steps, on upright pictures: training that no other arm is given."
+DIALS = bullets(
+    "What the dial of each arm sets:",
+    {
+        "ours, paper, paper (smooth)": "softness, of our filter and of the paper's construction",
+        "ours (target)": "the certified relative error of every weight within the range",
+        "RPP": "the factor on the free path",
+        "canonical": "the strength of the prior. The scorer is first trained by the prior alone, for about "
+        f"{SCORER_STEPS} steps on upright pictures: training that no other arm gets",
+        "penalty": "the strength of the penalty",
+        "held + labels": "the KL at which an adaptive price holds the network, which also learns from the pictures "
+        "turned for the measurement",
+        HALF_BATCHES: "the same, with half as many pictures a step and twice as many steps",
+        "mixture": "the share of the answer that is not averaged over quarter turns",
+    },
 )
 
 
@@ -260,7 +266,7 @@ def beside_paper(
             theirs = paper.get(backbone, {}).get(title, ["–"] * len(names))
             lines.append([backbone, f"{title} ({arm} {dial:g})", *figures, *theirs])
     header = ["backbone", "arm and stop", *shown, *(f"the paper's {name}" for name in names)]
-    return Table(f"## Beside the paper\n\nStops are those of the best {score} on {chosen_on}.", header, lines)
+    return Table(f"## Beside the paper\n\nEach at the stop with the best {score} on {chosen_on}.", header, lines)
 
 
 def score_against_softness(name: str, rows: Sequence[Row], figure: str, label: str) -> Figure:

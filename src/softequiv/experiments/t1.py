@@ -29,7 +29,7 @@ from softequiv.experiments.compare import (
 )
 from softequiv.experiments.finetune import KINDS, OURS, longer, of, seed_counts, trained_and_judged, values
 from softequiv.experiments.judged import TESTED, TRAINED, judged, quarters, turns
-from softequiv.experiments.pages import Claim, Page, Table, spread_over_seeds
+from softequiv.experiments.pages import Claim, Page, Table, bullets, spread_over_seeds
 from softequiv.groups import SO, O, degrees
 from softequiv.tasks.classification import Classification
 from softequiv.tasks.mnist import mnist
@@ -77,6 +77,21 @@ FEW = [
 FEW_LABELS = {0.01: 300, 0.1: 100}  # share of the labels, and epochs: with few digits an epoch is a few steps
 STEPS_AT_LEAST = 8  # of an epoch
 GAIN, ERROR = "cAcc in range", "iErr in range"
+DIALS = bullets(
+    "What the dial of each arm sets:",
+    {
+        "ours, paper, paper (smooth)": "softness, of our filter and of the paper's construction",
+        "RPP": "the factor on the free path",
+        "ours (levels)": "the highest rotation frequency that is kept, as a constraint that training cannot undo: "
+        "softness scales the level on which its count falls, and training can undo a scale",
+        "ours (target)": f"the certified relative error of the first layer within {RANGE} degrees",
+        "penalty": "the strength of a penalty on the KL of the network",
+        "held": "the KL at which an adaptive price holds the network, measured on half of each batch",
+        "held + labels": "the same, measured on whole batches and learning from the digits turned for it",
+        HALF_BATCHES: "as 'held + labels', with half as many digits a step and twice as many steps",
+        "mixture": "the share of the answer that is not averaged over quarter turns (and flips)",
+    },
+)
 RECIPE = Recipe(epochs=30, batch=512, optimizer="adam", rate=1e-3, weight_decay=1e-4, schedule="linear")
 
 
@@ -167,15 +182,8 @@ def page(rows: Sequence[Row], scale: Scale) -> Page:
             "epoch with the best combined accuracy on the validation digits is tested. Turned digits: within "
             f"{RANGE} degrees, for roto-reflections half of them also mirrored; what turns leave empty is black. "
             "The padding keeps every turned digit inside the inscribed disc, so that no pixel is lost to corners.",
-            "The dial of ours and of the paper's construction is softness, that of 'ours (levels)' the highest "
-            "rotation frequency that is kept (all of it a constraint: softness scales the level on which its count "
-            "falls, and training can undo a scale), that of RPP the factor on its free path, "
-            "that of 'ours (target)' the certified relative error of the first layer within 60 degrees. That of "
-            "'penalty' is a price on the network's KL, that of 'held' the KL at which such a price keeps it, measured "
-            "on half of each batch, that of 'held + labels' the same, measured on all of it and learning from the "
-            "digits that it turns to measure, 'held (half batches)' with half as many digits a step and twice as many "
-            "steps, that of 'mixture' the share of the answer that is not averaged over "
-            "quarter turns (and flips). The paper's figure gives no numbers to set beside these.",
+            DIALS,
+            "The paper's figure gives no numbers to compare with.",
         ],
         claims,
         [

@@ -39,7 +39,7 @@ from softequiv.experiments.compare import (
 from softequiv.experiments.finetune import of, stop_table
 from softequiv.experiments.graphs import recorded
 from softequiv.experiments.judged import TESTED, TRAINED
-from softequiv.experiments.pages import Claim, Figure, Page, Table, spread_over_seeds
+from softequiv.experiments.pages import Claim, Figure, Page, Table, bullets, spread_over_seeds
 from softequiv.gains import softness
 from softequiv.groups import SO, degrees
 from softequiv.holding import HeldByMeasurement
@@ -85,6 +85,18 @@ STEPS = 512  # of a training of `small`
 EVALUATIONS = 4
 TAUGHT, ASKED = 8192, 512  # windows of a scene that `small` learns from, and that it chooses by and tests
 
+DIALS = bullets(
+    "What the dial of each arm sets:",
+    {
+        "ours": "the softness of every linear map of a typed network under SO(2)",
+        "penalty": "the strength of a penalty on the squared distance, in square metres, between the plain network's "
+        "next positions for a track turned by any angle and its turned next positions",
+        "held": "the squared distance at which an adaptive price holds the network",
+        "paper, paper (smooth)": "softness on the plain network, whose LayerNorm and GELU do not commute with turns. "
+        "Every softness from .5 to .9 keeps the same directions: half of each map between vectors, and none of the "
+        "embedding that reads the time. So .9 stands for .5 and .7 as well",
+    },
+)
 PAPER_NAMES = ("cADE", "cFDE", "eErr x 100")
 PAPER = {
     PLAIN: {
@@ -480,13 +492,8 @@ def page(rows: Sequence[Row], scale: Scale) -> Page:
             "protocols. Of its evaluations, the one with the least cADE of free running on validation windows, 10 to "
             f"10 and turned within 30°, gives the weights that are tested.{fewer}",
             "ADE and FDE are true means in metres, of free running; aADE and aFDE those of turned tracks, cADE and "
-            "cFDE the means of both, eErr the mean norm of F(gx) - gF(x). The dial of ours is the softness of every "
-            "linear map of a typed network under SO(2), that of 'penalty' the price of a square metre by which the "
-            "plain network's next positions miss being equivariant, turned by any angle, that of 'held' the square "
-            "metres at which such a price keeps them; that of the paper's construction its softness on the plain "
-            "network, whose LayerNorm and GELU do not commute with turns. There every softness from .5 to .9 keeps the "
-            "same directions, half of each map between vectors and of the embedding none that reads the time, so that "
-            ".9 stands for .5 and .7 as well. Spreads are standard deviations over seeds.",
+            "cFDE the means of both, eErr the mean norm of F(gx) - gF(x). Spreads are standard deviations over seeds.",
+            DIALS,
             "The paper's figures are no yardstick for these: its decoder saw its own target, and its ADE is a sum over "
             "time. They stand below the table by scene of its protocol, 10 to 10, for the order of its methods.",
         ],

@@ -23,7 +23,7 @@ from softequiv.experiments.base import Experiment, Scale
 from softequiv.experiments.cells import Cell, Figures, Row, Settings
 from softequiv.experiments.compare import apart, known, style
 from softequiv.experiments.graphs import recorded
-from softequiv.experiments.pages import Claim, Figure, Page, Spread, Table
+from softequiv.experiments.pages import Claim, Figure, Page, Spread, Table, bullets
 from softequiv.experiments.side_by_side import SideBySide, together
 from softequiv.gains import Gain, least_distortion, softness
 from softequiv.groups import degrees
@@ -242,11 +242,17 @@ def page(rows: Sequence[Row], scale: Scale) -> Page:
             f"{first['layers']} hidden layers of {first['channels']} channels, {steps:,} steps of AdamW on batches of "
             f"{first['batch']}, {first['seeds']} seeds, each with data of its own.",
             f"Trials of every arm: {trials}, the stops of its dial at each rate ({told_rates(rows)}). The "
-            "trial and the epoch with the least mean squared error on the validation examples are tested. The dial of "
-            "ours and of the paper's construction is softness, that of EMLP-RPP the factor on its free path, that of "
-            f"'ours (target)' the certified error of each weight within {WITHIN} degrees; MLP and EMLP, which have "
-            "none, choose their weight decay instead. All but the MLP share one body, linear maps beside bilinear "
-            "layers and gates.",
+            "trial and the epoch with the least mean squared error on the validation examples are tested. All but the "
+            "MLP share one body, linear maps beside bilinear layers and gates.",
+            bullets(
+                "What the dial of each arm sets:",
+                {
+                    "ours, paper": "softness, of our filter and of the paper's construction",
+                    "ours (target)": f"the certified error of each weight within {WITHIN} degrees",
+                    "EMLP-RPP": "the factor on the free path",
+                    "MLP, EMLP": "weight decay, as they have no dial of their own",
+                },
+            ),
             "On tensors of O(5) the paper's hard cut-off and our `hard` are the same filter, which keeps whole levels "
             "and is a constraint; below its first stop here it keeps level 0 alone, which is EMLP. Softness scales the "
             "level on which its count falls: the first one above 0 holds "
