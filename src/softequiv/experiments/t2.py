@@ -45,6 +45,7 @@ from softequiv.tasks.cifar import TEN, cifar10, cifar100
 from softequiv.tasks.classification import Classification
 from softequiv.tasks.files import Normalised
 from softequiv.tasks.folders import IMAGENET
+from softequiv.tasks.named import prepared
 from softequiv.tasks.splits import few
 from softequiv.training import Recipe
 
@@ -233,8 +234,7 @@ def pictures(data: str, normalised: Normalised, size: int) -> Classification:
         raise SoftEquivError(f"there is no data set {data!r}; choose one of {', '.join(ARCHIVES)}")
     task = (cifar100 if data == "cifar100" else cifar10)(first_of(ARCHIVES[data]), validation=0.2)
     prepare = normalised if size == SIDE else Enlarged(normalised, size)
-    parts = {name: replace(getattr(task, name), prepare=prepare) for name in ("train", "validation", "test")}
-    return replace(task, acts=Pictures(), **parts)
+    return replace(prepared(task, prepare), acts=Pictures())
 
 
 def first_of(names: Sequence[str]) -> Any:

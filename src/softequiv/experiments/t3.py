@@ -140,7 +140,7 @@ def one_of_each(seed: int, pictures: int | None, size: int) -> Classification:
     asked = of_each_class(every.labels(), 0.5, seed)
     others = torch.tensor(sorted(set(range(len(every))) - set(asked.tolist())))
     train, test = (every.part(numbers) for numbers in (others, asked))
-    return shortened(Classification(train, train, test, CLASSES), pictures).held()  # type: ignore[return-value]
+    return shortened(Classification(train, train, test, CLASSES), pictures).held()
 
 
 def small(settings: Settings) -> Classification:

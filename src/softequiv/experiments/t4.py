@@ -164,7 +164,7 @@ def settings_of(
 def masks(dataset: str, size: int, normalised: Normalised, pictures: int | None) -> Segmentation:
     """The data set in squares, decoded once."""
     task = DATASETS[dataset](data_folder(dataset), size=size, prepare=normalised)
-    return shortened(task, pictures).held()  # type: ignore[return-value]
+    return shortened(task, pictures).held()
 
 
 def network(source: str, normalised: Normalised, size: int, classes: int) -> nn.Module:

@@ -282,7 +282,6 @@ def levels_of(model: nn.Module) -> Levels:
     gains = gain.gamma(of) if isinstance(gain, LevelGain) else (after / before.where(before > 0, 1.0)).sqrt()
     return Levels(
         levels=tuple(of.levels.tolist()),
-        counts=tuple(of.counts.tolist()),
         before=tuple(before.tolist()),
         after=tuple(after.tolist()),
         gains=tuple(gains.tolist()),

@@ -15,7 +15,6 @@ class Levels:
     """The spectrum of the shown weight: energy at each level before and after the filter, and the gain between them."""
 
     levels: tuple[float, ...]
-    counts: tuple[int, ...]
     before: tuple[float, ...]
     after: tuple[float, ...]
     gains: tuple[float, ...]
