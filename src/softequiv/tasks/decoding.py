@@ -15,7 +15,7 @@ import numpy
 import torch
 from torch import Tensor
 
-from softequiv.errors import SoftEquivError
+from softequiv.errors import SoftEquivError, imported
 
 ENDINGS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")  # torchvision's
 FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP")  # of pillow; others would start programs (Ghostscript)
@@ -45,10 +45,7 @@ def check_side(size: int) -> None:
 
 def check_pillow() -> None:
     """Raise a sentence where pillow is absent."""
-    try:
-        import PIL  # noqa: F401
-    except ImportError:
-        raise SoftEquivError("reading pictures needs pillow: pip install 'softequiv[images]'") from None
+    imported("PIL", "reading pictures needs pillow", "images")
 
 
 def decoded(path: Path, mode: str | None = None) -> Any:
