@@ -17,15 +17,35 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from jacobians import DOCS, full_precision, imagenet, resnet50
+from jacobians import DOCS, MODEL, full_precision
 from pretrained import DATA, cifar
 from torch import Tensor, nn
 from transformers import ViTForImageClassification
 
 import softequiv as se
 from softequiv.errors import SoftEquivError
+from softequiv.experiments.backbones import opened
+from softequiv.experiments.base import data_folder
+from softequiv.experiments.t3 import normalisation
 from softequiv.measure import Attribution, attribute
 from softequiv.measure.plots import share_bars
+from softequiv.tasks.cifar import TEN
+from softequiv.tasks.files import Files, Labelled
+from softequiv.tasks.folders import labelled
+
+STORED = 256  # pixels of a side of the images in the data folder
+
+
+def resnet50() -> nn.Module:
+    """The pretrained ResNet, float32, in eval mode."""
+    return opened(MODEL, normalisation(MODEL)).eval()
+
+
+def imagenet(count: int, size: int) -> Tensor:
+    """Validation images spread evenly over the classes, the middle of each, normalised: (count, 3, size, size)."""
+    items, _ = labelled(data_folder("imagenet-val-2k"))
+    chosen = tuple(items[i * len(items) // count] for i in range(count))
+    return Files(chosen, Labelled(size, size / STORED), normalisation(MODEL)).batch(torch.arange(count))[0]
 
 
 def vit() -> nn.Module:
@@ -35,8 +55,7 @@ def vit() -> nn.Module:
 
 def cifar_images(count: int) -> Tensor:
     """The first test images, normalised: (count, 3, 32, 32)."""
-    mean, std = (torch.tensor(value)[:, None, None] for value in ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)))
-    return (cifar()[0][:count].float() / 255 - mean) / std
+    return TEN.normalised(cifar()[0][:count])
 
 
 def filtered(build: Callable[[], nn.Module], group: str, *only: str) -> nn.Module:

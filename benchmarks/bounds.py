@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 import statistics
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -22,11 +21,12 @@ import transformers
 from torch import nn
 
 import softequiv as se
+from softequiv._files import written_whole
 from softequiv.certify import WeightCertificate, certify
 from softequiv.certify.weight import stored_rounding
+from softequiv.experiments.base import data_root
 
 ROOT = Path(__file__).resolve().parents[1]
-DATA = Path(os.environ.get("SOFTEQUIV_DATA", ROOT.parent / "shared" / "data"))
 RANGES = {"whole group": math.inf, "30 degrees": se.degrees(30)}
 SOFTNESS = (0.0, 0.25, 0.5, 0.75, 0.9, 1.0)  # 1 is the model as it was
 
@@ -43,8 +43,9 @@ def models() -> dict[str, Callable[[], nn.Module]]:
         "ViT, CIFAR-10": ("vit-cifar10", transformers.ViTForImageClassification),
     }
     for title, (folder, kind) in real.items():
-        if (DATA / folder / "config.json").is_file():
-            out[title] = lambda folder=folder, kind=kind: kind.from_pretrained(DATA / folder, dtype=torch.float32)
+        path = data_root() / folder
+        if (path / "config.json").is_file():
+            out[title] = lambda path=path, kind=kind: kind.from_pretrained(path, dtype=torch.float32)
     return out
 
 
@@ -114,9 +115,8 @@ def main() -> None:
             f"{sum(row.ours_says for row in own)} of these; median ratio {statistics.median(ratios):.3f}"
         )
     entries = [{key: None if value != value else value for key, value in asdict(row).items()} for row in rows]
-    part = path.with_name(f".{path.name}.part")
-    part.write_text(json.dumps({"torch": torch.__version__, "seed": 0, "rows": entries}, indent=1))
-    part.replace(path)
+    with written_whole(path) as part:
+        part.write_text(json.dumps({"torch": torch.__version__, "seed": 0, "rows": entries}, indent=1))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -23,11 +22,11 @@ import softequiv as se
 from softequiv.actions import Moves, Pictures
 from softequiv.baselines.group_cnn import GroupConv2d, LiftingConv2d
 from softequiv.certify.statistical import bounded, changes, proportion_upper
+from softequiv.experiments.base import data_folder
 from softequiv.holding import Mixture, total_variation
 from softequiv.tasks.mnist import MEAN, STD, mnist
 
 ROOT = Path(__file__).resolve().parents[1]
-DATA = Path(os.environ.get("SOFTEQUIV_DATA", ROOT.parent / "shared" / "data"))
 SHOWN, TRIALS = 12_000, 1_000
 CHANCE = 1e-6  # of calling a certificate violated that is not, in one trial
 Labelled = tuple[Tensor, Tensor]  # pictures (N, 1, n, n) of values from 0 to 1, and labels
@@ -233,7 +232,7 @@ def mixed(train: Labelled, test: Labelled, shares: Iterable[float], *, epochs: i
 
 def digits() -> tuple[Labelled, Labelled]:
     """Training and test pictures of MNIST."""
-    task = mnist(DATA / "mnist", pad=0)
+    task = mnist(data_folder("mnist"), pad=0)
     parts = (task.train.batch(torch.arange(SHOWN)), task.test.batch(torch.arange(2000)))
     train, test = ((x * STD + MEAN, y) for x, y in parts)
     return train, test

@@ -7,7 +7,6 @@ their real surroundings, and prints Markdown tables: ``python benchmarks/grid_ac
 import argparse
 import json
 import math
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from PIL import Image
 from sklearn.datasets import load_sample_images
 from torch import Tensor
 
+from softequiv.experiments.base import data_root
 from softequiv.reps import pixels
 
 SIZES = (3, 5, 7, 14, 16, 32)
@@ -39,9 +39,9 @@ class Action:
 
 def photographs() -> list[np.ndarray]:
     """Greyscale photographs with values in [0, 1]: two samples of scikit-learn and, where present, ImageNet's."""
-    data = Path(os.environ.get("SOFTEQUIV_DATA", Path(__file__).resolve().parents[2] / "shared" / "data"))
+    found = sorted((data_root() / "imagenet-val-2k" / "images").glob("*"))
     pictures = [Image.fromarray(picture) for picture in load_sample_images().images]
-    pictures += [Image.open(path) for path in sorted((data / "imagenet-val-2k" / "images").glob("*"))[:PHOTOGRAPHS]]
+    pictures += [Image.open(path) for path in found[:PHOTOGRAPHS]]
     return [np.asarray(picture.convert("L"), dtype=np.float32) / 255 for picture in pictures]
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,9 +24,11 @@ from transformers import ResNetForImageClassification, ViTForImageClassification
 
 import softequiv as se
 from softequiv.experiments.backbones import ResNet56
+from softequiv.experiments.base import data_root
+from softequiv.experiments.f3 import Logits
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-DATA = Path(os.environ.get("SOFTEQUIV_DATA", Path(__file__).resolve().parents[2] / "shared" / "data"))
+DATA = data_root()
 
 
 class SameConv(nn.Conv2d):
@@ -100,17 +101,6 @@ class EfficientNetLite0(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = self.blocks(F.relu6(self.bn1(self.conv_stem(x))))
         return self.classifier(F.relu6(self.bn2(self.conv_head(x))).mean((-2, -1)))
-
-
-class Logits(nn.Module):
-    """A transformers classifier that returns its logits."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.model(pixel_values=x).logits
 
 
 @dataclass(frozen=True)

@@ -24,16 +24,16 @@ import torch
 
 import softequiv as se
 from softequiv._cache import nbytes
+from softequiv.experiments.bench import fold
 from softequiv.experiments.schur_rule import schur_rule
 from softequiv.experiments.speed import (
     CUTOFF,
     TENSOR_CASES,
     cold_spectrum,
     dense_spectrum,
-    hard_filtered,
     image_maps,
-    race,
     seconds,
+    spectrum_cost,
     svd_seconds,
     tensor_maps,
 )
@@ -73,23 +73,13 @@ class ImageResult:
 
 def measure_images(n: int, action: str) -> ImageResult:
     rep = image_maps(n, action)
-    spectrum, generator = cold_spectrum(rep), rep.source.rates()[0]
     theta = torch.randn(n * n, n * n, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    square = theta + 1j * theta.flip(0)
-    hermitian = square + square.mH
     expected = se.schur(CUTOFF)(theta, rep)
-    assert np.allclose(schur_rule(generator.numpy(), theta.numpy(), CUTOFF), expected, atol=1e-9)
-    times = race(
-        {
-            "build": lambda: cold_spectrum(image_maps(n, action)),
-            "apply": lambda: hard_filtered(spectrum, theta),
-            "eigh": lambda: (torch.linalg.eigh(hermitian), torch.linalg.eigh(hermitian)),
-            "schur": lambda: schur_rule(generator.numpy(), theta.numpy(), CUTOFF),
-        }
-    )
+    assert np.allclose(schur_rule(rep.source.rates()[0].numpy(), theta.numpy(), CUTOFF), expected, atol=1e-9)
+    cost = spectrum_cost(n, action, svd=False, rounds=5, at_least=3.0)
     svd, converged = svd_seconds(rep, theta) if n in SVD_SIZES else (None, True)
-    peak = int(child("--peak", action, str(n)))
-    return ImageResult(n, svd=svd, svd_converged=converged, held=nbytes(spectrum), peak=peak, **times)
+    held, peak = nbytes(cold_spectrum(rep)), int(child("--peak", action, str(n)))
+    return ImageResult(n, cost.build, cost.apply, cost.schur, cost.eigh, svd, converged, held, peak)
 
 
 def child(*arguments: str) -> str:
@@ -163,12 +153,6 @@ def ms(value: float) -> str:
 
 def mb(value: int) -> str:
     return f"{value / 1e6:.2g} MB" if value < 1e8 else f"{value / 1e6:.0f} MB"
-
-
-def fold(ratio: float | None) -> str:
-    if ratio is None:
-        return "-"
-    return f"{ratio:,.0f} x" if ratio >= 10 else f"{ratio:.2g} x"
 
 
 def svd_ratio(r: ImageResult) -> str:

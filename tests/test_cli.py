@@ -17,9 +17,9 @@ import pytest
 import torch
 import transformers
 from PIL import Image
-from typer.testing import CliRunner
 
 import softequiv as se
+from shell import call, found
 from softequiv.adapt.opening import open_model, save_model
 from softequiv.cli import app as cli_app
 from softequiv.cli import commands, doctor, given
@@ -49,18 +49,6 @@ PROCESSOR = {
     "image_mean": [0.4, 0.5, 0.6],
     "image_std": [0.2, 0.3, 0.4],
 }
-
-
-def call(*arguments: Any) -> Any:
-    """Run a command in this process."""
-    return CliRunner().invoke(commands.app, [str(argument) for argument in arguments])
-
-
-def found(*arguments: Any) -> Any:
-    """The JSON object that a command prints."""
-    result = call(*arguments, "--json")
-    assert result.exit_code == 0, result.output
-    return json.loads(result.stdout)
 
 
 def draw(path: Path, shape: tuple[int, ...] = (24, 30, 3)) -> None:
@@ -95,6 +83,7 @@ def test_every_command_is_there_with_an_example_and_the_exit_codes() -> None:
         assert f"Example: softequiv {name}" in text and "Exit codes: 0 done, 1 the answer is no" in text
         assert "--json" in text and "--debug" in text
     assert "Exit codes" in overview
+    assert overview.index("\n  plan ") < overview.index("\n  train ") < overview.index("\n  doctor ")
 
 
 def test_plan_says_what_the_library_plans(home: Path) -> None:
@@ -259,6 +248,14 @@ def test_doctor_is_green_and_lists_what_is_there(monkeypatch: pytest.MonkeyPatch
     assert set(extras) == {"cli", "images"} and extras["cli"]["present"] and not extras["images"]["present"]
     missing = call("doctor")
     assert missing.exit_code == 0 and "pip install 'softequiv[images]'" in missing.stdout
+
+
+def test_doctor_looks_for_data_where_experiments_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "shared" / "data").mkdir(parents=True)
+    (tmp_path / "clone").mkdir()
+    monkeypatch.delenv("SOFTEQUIV_DATA", raising=False)
+    monkeypatch.chdir(tmp_path / "clone")
+    assert found("doctor")["data"] == {"folder": str((tmp_path / "shared" / "data").resolve()), "found": True}
 
 
 @pytest.mark.parametrize("certified", [0.2, math.nan])

@@ -25,11 +25,11 @@ from PIL import Image
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
-from typer.testing import CliRunner
 
 import softequiv as se
+from shell import call, found
 from softequiv.adapt.opening import open_model, save_model
-from softequiv.cli import commands, training
+from softequiv.cli import training
 from softequiv.experiments import bench, costs, registry, speed
 from softequiv.experiments.base import Experiment, Scale
 from softequiv.experiments.cells import Cell, Row
@@ -42,18 +42,6 @@ from zoo import CASES
 
 CLASSES = 5  # of the zoo's ViT
 QUICK = ("--epochs", 2, "--batch", 4, "--rate", 0.01)
-
-
-def call(*arguments: Any) -> Any:
-    """Run a command in this process."""
-    return CliRunner().invoke(commands.app, [str(argument) for argument in arguments])
-
-
-def found(*arguments: Any) -> Any:
-    """The JSON object that a command prints."""
-    result = call(*arguments, "--json")
-    assert result.exit_code == 0, result.output
-    return json.loads(result.stdout)
 
 
 def scorer(model: Any) -> Any:
@@ -509,18 +497,11 @@ def test_what_goes_wrong_is_told_in_a_sentence(
 
 
 def test_the_registry_offers_what_is_there_and_nothing_else() -> None:
-    assert {"T1", "T1b"} <= set(registry.names()) <= set(registry.PLACES)
+    assert {"T1", "T1b"} <= set(registry.names())
     for name in registry.names():
         assert registry.experiment(name).name == name
     titles = found("reproduce", "--list")["experiments"]
     assert titles == {name: registry.experiment(name).title for name in registry.names()}
-
-
-def test_an_experiment_whose_module_is_missing_is_not_listed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(registry.PLACES, "T9", "t9:T9")
-    assert "T9" not in registry.names()
-    with pytest.raises(se.SoftEquivError, match="no experiment 'T9'"):
-        registry.experiment("T9")
 
 
 def test_reproduce_fills_its_cells_once_and_names_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -608,11 +589,3 @@ def test_soften_plan_and_certify_read_ranges_as_people_write_them() -> None:
     for wrong in (lambda: se.certify(text, "wide"), lambda: se.soften(net(), "SO(2)", error=0.1, within="wide")):
         with pytest.raises(se.GroupError, match="cannot read the range 'wide'"):
             wrong()
-
-
-@pytest.mark.parametrize("name", ["train", "reproduce", "bench"])
-def test_help_has_an_example_and_the_overview_its_order(name: str) -> None:
-    text = " ".join(call(name, "--help").stdout.split())
-    assert f"Example: softequiv {name}" in text and "Exit codes: 0 done" in text and "--json" in text
-    overview = call("--help").stdout
-    assert overview.index("\n  plan ") < overview.index("\n  train ") < overview.index("\n  doctor ")

@@ -73,3 +73,9 @@ def test_the_worked_example_measures_no_more_than_it_certifies(tmp_path: Path) -
     example = runpy.run_path(str(WORKED_EXAMPLE))
     kernels = example["smooth_kernels"](8, 7)
     assert example["measured"](kernels) <= example["certified"](kernels) + 1e-9
+
+
+@pytest.mark.parametrize("program", sorted((ROOT / "benchmarks").glob("*.py")), ids=lambda program: program.stem)
+def test_a_benchmark_finds_what_it_imports(program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(program.parent)
+    assert callable(runpy.run_path(str(program), run_name=program.stem)["main"])

@@ -15,10 +15,9 @@ import torch
 import transformers
 from PIL import Image
 from torch import nn
-from typer.testing import CliRunner
 
+from shell import found
 from softequiv.adapt.opening import open_model, save_model
-from softequiv.cli import commands
 from softequiv.errors import SoftEquivError
 from softequiv.tasks.images import open_images
 from softequiv.tasks.named import open_task
@@ -78,13 +77,6 @@ def write_pictures(folder: Path, count: int = 10, shape: tuple[int, int] = (20, 
                 noise = draws.integers(0, 60, (*shape, 3)) + 80 * label
                 Image.fromarray(noise.astype(np.uint8)).save(path)
     return folder
-
-
-def found(*arguments: Any) -> Any:
-    """The JSON object that a command prints."""
-    result = CliRunner().invoke(commands.app, [*map(str, arguments), "--json"])
-    assert result.exit_code == 0, result.output
-    return json.loads(result.stdout)
 
 
 def asked(folder: Path, model: nn.Module, size: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:

@@ -238,17 +238,6 @@ def test_text_of_the_user_is_escaped(labelled: ReportData) -> None:
     assert not any("onerror" in attributes for _, attributes in after.found)
 
 
-def test_a_report_survives_json(data: ReportData) -> None:
-    again = ReportData.from_json(data.to_json())
-    assert again == data and page(again) == page(data)
-    with pytest.raises(se.SoftEquivError, match="cut short"):
-        ReportData.from_json(data.to_json()[:-20])
-    with pytest.raises(se.SoftEquivError, match="format"):
-        ReportData.from_json("{}")
-    with pytest.raises(se.SoftEquivError, match="damaged"):
-        ReportData.from_json('{"format": 2, "stops": [{}]}')
-
-
 def test_large_pictures_make_a_small_page(tmp_path: Path) -> None:
     data = build(cnn(), pictures(224, 2), group="C4", levels=[i / 10 for i in range(11)])
     assert write_report(tmp_path / "deep" / "report.html", data).stat().st_size < LARGEST_PAGE

@@ -6,14 +6,12 @@ import csv
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 import softequiv as se
+from shell import call
 from softequiv.adapt.opening import open_model
-from softequiv.cli import commands
 from softequiv.errors import SoftEquivError
 from softequiv.experiments import sweep as swept
 from softequiv.experiments.cells import read_row
@@ -37,10 +35,6 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def few_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pools of elements take longer to draw than these models to train."""
     monkeypatch.setattr(swept, "POOL", 16)
-
-
-def call(*arguments: Any) -> Any:
-    return CliRunner().invoke(commands.app, [str(argument) for argument in arguments])
 
 
 def test_every_combination_is_a_cell_and_tells_what_its_model_is_certified_for(home: Path, tmp_path: Path) -> None:

@@ -27,7 +27,6 @@ from softequiv.tasks.trajectories import (
     SPLITS,
     Trajectories,
     as_examples,
-    constant_velocity,
     read_scene,
     windows_of,
 )
@@ -173,11 +172,9 @@ def test_figures_leave_the_mode_of_the_model() -> None:
     assert model.training and all(weight.grad is None for weight in model.parameters())
 
 
-def test_constant_velocity_is_the_model_of_that_name() -> None:
-    past = torch.randn(4, 8, 2, dtype=torch.float64)
-    torch.testing.assert_close(constant_velocity(past, 12), ConstantVelocity().forecast(past, 12))
+def test_constant_velocity_forecasts_steady_tracks() -> None:
     steady = torch.arange(20.0)[None, :, None] * torch.tensor([0.3, -0.2])
-    torch.testing.assert_close(constant_velocity(steady[:, :8], 12), steady[:, 8:])
+    torch.testing.assert_close(ConstantVelocity().forecast(steady[:, :8], 12), steady[:, 8:])
 
 
 # bad input
@@ -306,7 +303,7 @@ KNOWN = {"eth": (1.00, 2.23), "hotel": (0.32, 0.62), "univ": (0.52, 1.17), "zara
 @pytest.mark.parametrize("scene", SCENES)
 def test_constant_velocity_has_its_known_errors(scene: str, ethucy: Path) -> None:
     windows = read_scene(ethucy, scene)["test"]
-    errors = (constant_velocity(windows[:, :8], 12) - windows[:, 8:]).norm(dim=-1)
+    errors = (ConstantVelocity().forecast(windows[:, :8], 12) - windows[:, 8:]).norm(dim=-1)
     assert (round(float(errors.mean()), 2), round(float(errors[:, -1].mean()), 2)) == KNOWN[scene]
 
 

@@ -4,6 +4,7 @@ reason and the remedy.
 
 from __future__ import annotations
 
+import importlib
 import math
 from typing import Any
 
@@ -79,6 +80,20 @@ def checked_amount(value: Any, what: str, *, positive: bool = False, remedy: str
         least = "above 0" if positive else "of at least 0"
         raise SoftEquivError(f"{what} is a finite number {least}; got {number!r}{remedy}")
     return number
+
+
+def imported(module: str, needs: str, extra: str) -> Any:
+    """A library of an extra, or a sentence: what needs it, and how to install it.
+
+    >>> imported("tarot", "fortune telling needs cards", "cards")
+    Traceback (most recent call last):
+        ...
+    softequiv.errors.SoftEquivError: fortune telling needs cards: pip install 'softequiv[cards]'
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        raise SoftEquivError(f"{needs}: pip install 'softequiv[{extra}]'") from None
 
 
 def check_count(what: str, value: Any, least: int = 1) -> None:

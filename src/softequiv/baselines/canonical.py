@@ -147,6 +147,11 @@ class Canonical(nn.Module):
             scores: Tensor = self.scorer(in_disc(x).to(own))
         return scores
 
+    def prior(self, x: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """mean -log p(g x)_g, an element g drawn for each upright picture: a scalar, see `WithPrior`."""
+        turned = self.turns.draw(len(x), generator)
+        return prior_loss(self.scores(self.turns(x, turned)), turned)
+
     def forward(self, x: Tensor) -> Tensor:
         scores = self.scores(x)
         answers = tensor_of(self.model(self._selected(self.upright, self._padded(x), scores)))
@@ -251,6 +256,5 @@ class WithPrior:
             raise SoftEquivError(
                 f"{type(model).__name__} holds no Canonical, so there is no prior; wrap the model first"
             )
-        turned = canonical.turns.draw(len(x), generator)
-        prior = prior_loss(canonical.scores(canonical.turns(x, turned)), turned)
+        prior = canonical.prior(x, generator)
         return loss(tensor_of(model(x)), y) + self.strength * prior

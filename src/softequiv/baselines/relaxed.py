@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -45,11 +45,11 @@ def equal_coefficients(banks: int, places: int) -> nn.Parameter:
 class _RelaxedConv2d(nn.Module):
     """A strict layer of L times as many outputs, whose expanded kernels are mixed before they are applied."""
 
+    strict: ClassVar[type[LiftingConv2d | GroupConv2d]]
     neighbours: Tensor
 
     def __init__(
         self,
-        layer: type[LiftingConv2d | GroupConv2d],
         group: Group,
         in_channels: int,
         out_channels: int,
@@ -61,7 +61,7 @@ class _RelaxedConv2d(nn.Module):
     ) -> None:
         super().__init__()
         self.banks = checked_banks(banks)
-        self.filters = layer(group, in_channels, banks * out_channels, kernel_size, bias=False, **options)
+        self.filters = self.strict(group, in_channels, banks * out_channels, kernel_size, bias=False, **options)
         self.coefficients = equal_coefficients(banks, self.filters.order)
         self.bias = nn.Parameter(torch.zeros(out_channels)) if bias else None
         self.register_buffer("neighbours", neighbours(group), persistent=False)
@@ -88,10 +88,7 @@ class RelaxedLiftingConv2d(_RelaxedConv2d):
     torch.Size([2, 8, 4, 9, 9])
     """
 
-    def __init__(
-        self, group: Group, in_channels: int, out_channels: int, kernel_size: int, *, banks: int, **options: Any
-    ) -> None:
-        super().__init__(LiftingConv2d, group, in_channels, out_channels, kernel_size, banks=banks, **options)
+    strict = LiftingConv2d
 
 
 class RelaxedGroupConv2d(_RelaxedConv2d):
@@ -104,10 +101,7 @@ class RelaxedGroupConv2d(_RelaxedConv2d):
     torch.Size([2, 8, 4, 9, 9])
     """
 
-    def __init__(
-        self, group: Group, in_channels: int, out_channels: int, kernel_size: int, *, banks: int, **options: Any
-    ) -> None:
-        super().__init__(GroupConv2d, group, in_channels, out_channels, kernel_size, banks=banks, **options)
+    strict = GroupConv2d
 
 
 class RelaxedConv2d(nn.Module):

@@ -1,8 +1,8 @@
 """What can be done from a shell? `softequiv soften`, `plan`, `certify`, `measure`, `train`, `bake`, `report`,
 `reproduce`, `sweep`, `bench`, `demo`, `doctor`: each parses its arguments, calls the library and prints.
 
-Exit codes: 0 done; 1 the answer is no (a certificate that does not hold, a doctor who is not content); 2 wrong usage;
-3 an error, told in one sentence on stderr (`--debug` shows the traceback); 130 interrupted. With `--json`, stdout
+Exit codes: 0 done; 1 the answer is no (a certificate does not hold, the self-test fails); 2 wrong usage; 3 an error,
+printed to stderr as one sentence (`--debug` shows the traceback); 130 interrupted. With `--json`, stdout
 carries one JSON object and nothing else.
 """
 

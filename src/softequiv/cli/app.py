@@ -1,5 +1,5 @@
-"""How does a command speak? It returns an answer, which is printed as tables or as JSON, and what goes wrong becomes
-one sentence and an exit code; all commands share this, and the options `--json` and `--debug`.
+"""How does a command speak? It returns an answer, which is printed as tables or as JSON; an error becomes one sentence
+and an exit code. All commands share this, and the options `--json` and `--debug`.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from softequiv.errors import SoftEquivError
 
 WIDTH = 160  # where no terminal says how wide it is, lines are not cut short
 CODES = (
-    "Exit codes: 0 done, 1 the answer is no (not verified, doctor not content), 2 wrong usage, 3 an error told in one "
-    "sentence, 130 interrupted."
+    "Exit codes: 0 done, 1 the answer is no (certificate not verified, self-test failed), 2 wrong usage, 3 error, "
+    "130 interrupted."
 )
 
 ORDER = (
@@ -37,10 +37,10 @@ ORDER = (
 
 
 class InOrder(TyperGroup):
-    """Commands listed as one uses them."""
+    """A group that lists its commands in the order in which they are used."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """The names, those that nobody has ordered last."""
+        """The names; commands missing from `ORDER` come last."""
         return sorted(super().list_commands(ctx), key=lambda name: ORDER.index(name) if name in ORDER else len(ORDER))
 
 
@@ -67,13 +67,13 @@ def overview(
         bool, typer.Option("--version", help="Show the version.", is_eager=True, callback=show_version)
     ] = False,
 ) -> None:
-    """What stands before the commands; the help is the program's."""
+    """Options before the command; the help text is that of `app`."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a command found: `entries` for scripts, `shown` for people, and the exit code. One without entries is that
-    of a process beside the main one, and is not printed."""
+    """What a command found: `entries` for scripts, `shown` for people, and the exit code. An answer without entries,
+    as of a process other than the main one, is not printed."""
 
     entries: Mapping[str, Any]
     shown: tuple[RenderableType, ...]

@@ -23,7 +23,7 @@ from softequiv.adapt.soften import carry_out
 from softequiv.certify import Certificate, StatisticalCertificate, certify
 from softequiv.cli import doctor, experiments, options, sweeps, tables, training
 from softequiv.cli.app import Answer, app, command
-from softequiv.cli.given import asked, opened, own_group, own_range, read_certificate, read_group, read_range
+from softequiv.cli.given import asked, opened, opened_for_moves, own_group, read_certificate, read_group, read_range
 from softequiv.errors import SoftEquivError
 from softequiv.measure import measure
 from softequiv.nn import Mode, soft_weights
@@ -53,7 +53,8 @@ def plan_command(
 ) -> Answer:
     """Show what soften would do.
 
-    Which weights it would filter, which not and why, and what geometry will spoil.
+    List the weights that it would filter, those that it would leave alone and why, and the strides and borders that
+    break the symmetry.
     """
     arguments = asked(group, softness, error, within, only, skip, action, scope, data)
     net = opened(model, trust_remote_code)
@@ -79,9 +80,9 @@ def soften_command(
     image_size: options.ImageSize = None,
     trust_remote_code: options.TrustCode = False,
 ) -> Answer:
-    """Make a model as equivariant as asked.
+    """Filter the weights of a model to make it equivariant.
 
-    The soft model is written into a folder, with the recipe that says what was done.
+    Write the soft model to a folder, together with a recipe that records what was done.
     """
     arguments = asked(group, softness, error, within, only, skip, action, scope, data)
     refuse_occupied(out)
@@ -109,11 +110,12 @@ def certify_command(
     verify: options.VerifiedFile = None,
     trust_remote_code: options.TrustCode = False,
 ) -> Answer:
-    """State what is guaranteed of a model.
+    """Certify how equivariant a model is.
 
-    Of its weights, for every element of the range; with --data, of its answers, on average over pictures like those and
-    over elements of the range, with a stated confidence. With --verify, say whether a certificate holds for the model,
-    one over data with the same --data, --size and --limit; if not, the exit code is 1.
+    Bound the change of every filtered weight under any element of the range. With --data, bound the change of the
+    answers instead, on average over pictures like those given and over elements of the range, with the stated
+    confidence. With --verify, check an existing certificate against the model, and exit with code 1 if it does not
+    hold; one over data needs the same --data, --size and --limit.
     """
     if verify is not None:
         if action != "exact" or any(given is not None for given in (group, within, images, confidence, seed, out)):
@@ -199,14 +201,11 @@ def measure_command(
     seed: options.Seed = 0,
     trust_remote_code: options.TrustCode = False,
 ) -> Answer:
-    """Measure how a model's answers follow pictures.
+    """Measure how a model's answers change as pictures move.
 
-    The pictures of a folder are moved by elements of the group; every figure has a 95% interval.
+    Move the pictures of a folder by elements of the group, and print each figure with a 95% interval.
     """
-    asked_group, asked_range = read_group(group), read_range(within)
-    net = opened(model, trust_remote_code, wide=True)
-    asked_group = asked_group or own_group(net)
-    asked_range = own_range(net) if asked_range is None else asked_range
+    net, asked_group, asked_range = opened_for_moves(model, trust_remote_code, group, within)
     images = open_images(data, net, size=size, limit=limit, seed=seed, batch=batch_size)
     found = measure(
         *(net, images, asked_group, asked_range),
@@ -221,9 +220,9 @@ def measure_command(
 
 @command("softequiv bake soft/ -o plain/")
 def bake_command(model: options.Model, out: options.NewFolder, trust_remote_code: options.TrustCode = False) -> Answer:
-    """Make a soft model plain again, at no cost.
+    """Turn a soft model back into a plain one.
 
-    The filtered weights are written under the original keys, so that transformers or timm opens the folder.
+    Write the filtered weights under their original names, so that transformers or timm can open the folder.
     """
     refuse_occupied(out)
     net = opened(model, trust_remote_code)
@@ -248,16 +247,14 @@ def report_command(
     seed: options.Seed = 0,
     trust_remote_code: options.TrustCode = False,
 ) -> Answer:
-    """Write one page with the dial and all figures.
+    """Write a report as one HTML page.
 
-    It needs no network: the dial over softness, the certificate, what was measured, and which layer is to blame.
+    It has a slider for softness, the certificate, the measurements, and the layers that cause the error. The page
+    loads nothing from the network.
     """
     from softequiv import report
 
-    asked_group, asked_range = read_group(group), read_range(within)
-    net = opened(model, trust_remote_code, wide=True)
-    asked_group = asked_group or own_group(net)
-    asked_range = own_range(net) if asked_range is None else asked_range
+    net, asked_group, asked_range = opened_for_moves(model, trust_remote_code, group, within)
     images = open_images(data, net, size=size, limit=limit, seed=seed, batch=limit)
     pictures, labels = pictures_of(images)
     settings = {"opened": model, "pictures from": str(data), "seed": str(seed)}
@@ -273,15 +270,13 @@ def report_command(
 
 @command("softequiv demo")
 def demo_command(
-    folder: Annotated[Path, typer.Argument(help="Where to write.")] = Path("demo"),
+    folder: Annotated[Path, typer.Argument(help="Folder to write.")] = Path("demo"),
     seed: options.Seed = 0,
-    quick: Annotated[
-        bool, typer.Option("--quick", help="A few seconds, to see that it runs; the figures mean nothing.")
-    ] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Run in seconds; the figures mean nothing.")] = False,
 ) -> Answer:
-    """See all of it on digits, in about a minute.
+    """Run the whole workflow on digits, in about a minute.
 
-    Offline: train a small model, soften it, certify, measure, compare, and write a page.
+    Train a small model, soften, certify and measure it, compare it with alternatives, and write a report; offline.
     """
     from softequiv.experiments import demo
 
@@ -291,12 +286,14 @@ def demo_command(
 
 @command("softequiv doctor")
 def doctor_command() -> Answer:
-    """Check that everything is in place.
+    """Check the installation.
 
-    Versions, devices, extras and data are listed, and a small layer is softened and certified.
+    List versions, devices, extras and the data folder, and soften and certify a small layer.
     """
+    from softequiv.experiments.base import data_root
+
     versions, devices, extras = doctor.versions(), doctor.devices(), doctor.extras()
-    data, test = doctor.data_folder(), doctor.self_test()
+    data, test = data_root().resolve(), doctor.self_test()
     found = data.is_dir()
     entries = {
         "ok": test.ok,
@@ -309,7 +306,7 @@ def doctor_command() -> Answer:
         "data": {"folder": str(data), "found": found},
         "self_test": {"ok": test.ok, "asked": test.asked, "certified": test.certified, "problem": test.problem},
     }
-    rows = [(name, version) for name, version in versions.items()]
+    rows = [*versions.items()]
     rows += [("device", device) for device in devices]
     for extra in extras:
         having = ", ".join(f"{name} {version or 'missing'}" for name, version in extra.versions.items())

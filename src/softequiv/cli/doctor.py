@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-import os
 import platform
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import metadata
-from pathlib import Path
 
 import torch
 from torch import nn
@@ -101,12 +99,6 @@ def devices() -> list[str]:
         about = torch.cuda.get_device_properties(index)
         found.append(f"cuda:{index}, {about.name}, {about.total_memory / 2**30:.0f} GiB")
     return [*found, "mps"] if torch.backends.mps.is_available() else found
-
-
-def data_folder() -> Path:
-    """Where pictures and weights of the experiments are looked for: SOFTEQUIV_DATA, else beside the source tree."""
-    beside = Path(__file__).resolve().parents[3].parent / "shared" / "data"
-    return Path(os.environ.get("SOFTEQUIV_DATA", beside))
 
 
 def self_test() -> SelfTest:

@@ -1,4 +1,4 @@
-"""The commands that try things out: tables of the paper made again, and speed on this machine."""
+"""The commands that run experiments: the tables of the paper, and speed on this machine."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def reproduce_command(
     unfinished: options.Unfinished = False,
     shown: options.ExperimentList = False,
 ) -> Answer:
-    """Make a table or figure of the paper again.
+    """Reproduce a table or figure of the paper.
 
-    Cells that are there are used again, so a run that was stopped goes on; the page shows ours beside the paper's. With
-    --on ray the cells are computed by a cluster.
+    Compute its cells, each one training or measurement, and write a page with our figures beside the paper's. Finished
+    cells are reused, so that an interrupted run resumes. With --on ray, a cluster computes the cells.
     """
     from softequiv.experiments.base import Scale, reproduce
     from softequiv.experiments.registry import experiment, names
@@ -54,9 +54,9 @@ def reproduce_command(
 
 @command("softequiv bench")
 def bench_command(compiled: options.Compiled = False) -> Answer:
-    """Time ours against the alternatives on this machine.
+    """Time softequiv against alternatives on this machine.
 
-    Ratios of time in one run, some minutes in all; keep the machine otherwise idle.
+    Print ratios of times taken in one run, which takes some minutes; keep the machine otherwise idle.
     """
     from softequiv.experiments import bench
 

@@ -55,6 +55,15 @@ def own_range(model: nn.Module) -> float | None:
     return targets.pop() if len(targets) == 1 else None
 
 
+def opened_for_moves(
+    name: str, trust_remote_code: bool, group: str | None, within: str | None
+) -> tuple[nn.Module, Group, float | None]:
+    """A model in float32, with the group and the range it is asked about: its own where none is given."""
+    asked_group, asked_range = read_group(group), read_range(within)
+    net = opened(name, trust_remote_code, wide=True)
+    return net, asked_group or own_group(net), own_range(net) if asked_range is None else asked_range
+
+
 def read_certificate(path: Path) -> Certificate | StatisticalCertificate:
     """The certificate in a file, of weights or of answers."""
     if not path.exists():

@@ -14,19 +14,19 @@ from softequiv.cli.experiments import runner_of
 from softequiv.cli.training import settings_of
 
 Models = Annotated[list[str], typer.Argument(metavar="MODEL...", help="Folders, hub ids, or timm:name.")]
-Groups = Annotated[list[str], typer.Option("--group", "-g", help="A group: SO(2), C18, D4; repeat for more.")]
-Stops = Annotated[list[float] | None, typer.Option("--softness", "-s", help="A softness; repeat for more.")]
-Errors = Annotated[list[float] | None, typer.Option("--error", "-e", help="An error target; repeat for more.")]
+Groups = Annotated[list[str], typer.Option("--group", "-g", help="Group: SO(2), C18, D4, ...; repeatable.")]
+Stops = Annotated[list[float] | None, typer.Option("--softness", "-s", help="Softness from 0 to 1; repeatable.")]
+Errors = Annotated[list[float] | None, typer.Option("--error", "-e", help="Error target; repeatable.")]
 Range = Annotated[
-    str | None, typer.Option("--within", "-w", help="The range of targets and figures, such as 30deg; else all of it.")
+    str | None, typer.Option("--within", "-w", help="Range of targets and figures, such as 30deg; default: all.")
 ]
-Seeds = Annotated[int, typer.Option("--seeds", help="How many seeds, from 0.", min=1)]
+Seeds = Annotated[int, typer.Option("--seeds", help="Number of seeds, from 0.", min=1)]
 SweepData = Annotated[
     str | None, typer.Option("--data", "-d", help="Pictures to measure on; with --epochs or --recipe, to train on.")
 ]
 Pictures = Annotated[int, typer.Option("--limit", help="Measure on at most so many pictures, drawn at random.", min=1)]
 Turned = Annotated[bool, typer.Option("--turned", help="Train on pictures moved within the range.")]
-SweepFolder = Annotated[Path, typer.Option("--out", "-o", help="The folder of tables and finished cells.")]
+SweepFolder = Annotated[Path, typer.Option("--out", "-o", help="Folder of tables and finished cells.")]
 
 
 @command('softequiv sweep ./vit --group "SO(2)" --group C4 --softness 0.2 --softness 0.8 --data pictures/ -o swept/')
@@ -57,8 +57,8 @@ def sweep_command(
 ) -> Answer:
     """Soften, train, certify and measure over a grid.
 
-    Every model with every group, softness or error, and seed; a sweep that was stopped goes on. With --epochs or
-    --recipe each model is trained; with --on ray the cells are computed by a cluster.
+    Try every combination (a cell) of model, group, softness or error, and seed. Finished cells are reused, so that an
+    interrupted sweep resumes. With --epochs or --recipe, train each model; with --on ray, a cluster computes the cells.
     """
     from softequiv.experiments.sweep import Grid, sweep, table
 

@@ -52,8 +52,8 @@ def train_command(
 ) -> Answer:
     """Fine-tune a plain or soft model.
 
-    With --softness or --error it is softened first. A run that was stopped goes on when the command is given again;
-    torchrun and accelerate launch start it on many devices.
+    With --softness or --error, soften it first. Run the same command again to resume an interrupted training, or start
+    it with torchrun or accelerate launch to use many devices.
     """
     from softequiv.tasks.images import nameless
     from softequiv.tasks.named import open_task

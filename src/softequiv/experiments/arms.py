@@ -237,14 +237,12 @@ def kept(model: nn.Module) -> float | None:
     >>> kept(se.soften(nn.Conv2d(1, 1, 3), "SO(2)", gain=se.hard(0.5)))
     0.333...
     """
-    gains = [weight.soft for weight in soft_weights(model)]
-    sizes = [(soft, spectrum(soft.rep)) for soft in gains if isinstance(soft.gain, LevelGain)]
-    if not sizes or len(sizes) < len(gains):
-        return None
-    whole = sum(soft.rep.dim for soft, _ in sizes)
-    stays = sum(
-        float((soft.gain.gamma(levels) ** 2 * levels.counts).sum())
-        for soft, levels in sizes
-        if isinstance(soft.gain, LevelGain)
-    )
-    return stays / whole
+    whole, stays = 0, 0.0
+    for weight in soft_weights(model):
+        gain, rep = weight.soft.gain, weight.soft.rep
+        if not isinstance(gain, LevelGain):
+            return None
+        levels = spectrum(rep)
+        whole += rep.dim
+        stays += float((gain.gamma(levels) ** 2 * levels.counts).sum())
+    return stays / whole if whole else None

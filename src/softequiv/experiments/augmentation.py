@@ -71,11 +71,11 @@ def beaten(rows: Sequence[Row], ranges: Mapping[str, str]) -> Table:
                 behind = [arm for arm, claim in found.items() if not claim.holds]
                 lines.append([name, turned, rival, "; ".join(ahead) or "none", ", ".join(behind) or "none"])
     return Table(
-        "## Where is augmentation beaten?\n\nBeside the plain model trained on turned pictures with as many labels, by "
-        "a lower error at its combined accuracy, or more accuracy at its error, beyond the spread over seeds. What has "
-        "one seed cannot. Arms other than those of weights ask the model twice a step, and augmentation once: it has "
-        f"as many passes where it is trained for twice as long. Judged by any angle, the rival is '{ANY_ANGLE}' where "
-        "it was trained.",
+        "## Where is augmentation beaten?\n\nRivals are plain models trained on turned pictures with as many labels. "
+        "An arm beats one by a lower error at equal combined accuracy, or by a higher accuracy at equal error, beyond "
+        "the spread over seeds; an arm with one seed cannot. Arms that do not filter weights evaluate the model twice "
+        "a step, augmentation once: trained for twice as long, it takes as many passes. Judged by any angle, the rival "
+        f"is '{ANY_ANGLE}' where it was trained.",
         ["trained", "turned", "rival", "beaten by", "not by"],
         lines,
     )

@@ -61,7 +61,7 @@ def reproduce(
         holding = " and ".join(str(place) for place in (*filter(Path.is_file, pages), file))  # pages are taken up again
         raise SoftEquivError(f"{problem}; remove {holding} to compute it again, the others are kept") from problem
     if len(rows) < len(cells):
-        missing = f"**Unfinished**: {len(rows)} of {len(cells)} cells are there, and all below is of these alone."
+        missing = f"**Unfinished**: {len(rows)} of {len(cells)} cells are computed; all below is based on these alone."
         page = replace(page, sentences=[missing, *page.sentences])
     return write_page(page, rows, out, f"{experiment.name}-{scale}")
 

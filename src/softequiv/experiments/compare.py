@@ -132,15 +132,15 @@ def better_at_equal_gain(found: Curves, arms: Sequence[str], other: str, what: s
     )
 
 
-def at_least_as_good(found: Curves, arms: Sequence[str], what: str = "", base: str = "plain") -> Claim:
+def at_least_as_good(found: Curves, arms: Sequence[str], what: str = "") -> Claim:
     """Whether the stop of our dials that validation prefers gains no less than the model without one: the best of many
     on the test would do so by chance.
     """
     best = max((stop for stop in stops_of(found, arms) if validated(stop)), key=lambda stop: stop.validation)
-    free = found[base][0]
+    free = found["plain"][0]
     who, told = one_of_ours(found, arms, what)
     return Claim(
-        f"at the stop that validation prefers, {who} has no less combined accuracy than {base}, beyond the spread",
+        f"at the stop that validation prefers, {who} has no less combined accuracy than plain, beyond the spread",
         not apart(best.gain, free.gain) and not of_one_seed([best, free]),
         f"{told}{best.gain.told(100, 2)} at {best.dial:g} against {free.gain.told(100, 2)}, with an error of "
         f"{best.error.told(1, 3)} against {free.error.told(1, 3)}{if_of_one_seed([best, free])}",
@@ -182,16 +182,10 @@ def beats(found: Curves, arm: str, base: Stop, rival: str = "augmentation") -> C
     """
     several = [stop for stop in found[arm] if min(stop.gain.count, base.gain.count) > 1]
     lower = [
-        stop
-        for stop in several
-        if stop.gain.mean >= base.gain.mean - known(base.gain.std)
-        and stop.error.mean + known(stop.error.std) < base.error.mean - known(base.error.std)
+        stop for stop in several if stop.gain.mean >= base.gain.mean - base.gain.std and apart(stop.error, base.error)
     ]
     higher = [
-        stop
-        for stop in several
-        if stop.error.mean <= base.error.mean + known(base.error.std)
-        and stop.gain.mean - known(stop.gain.std) > base.gain.mean + known(base.gain.std)
+        stop for stop in several if stop.error.mean <= base.error.mean + base.error.std and apart(base.gain, stop.gain)
     ]
     shown = answers(lower or found[arm], base) or max(found[arm], key=lambda stop: stop.gain.mean)
     if higher and not lower:

@@ -21,12 +21,12 @@ from softequiv.experiments.cells import Cell, Figures, Row, Settings
 from softequiv.experiments.compare import spearman
 from softequiv.experiments.pages import Claim, Figure, Page, Table
 from softequiv.experiments.speed import small_models
+from softequiv.experiments.t2 import HALVES
 from softequiv.groups.parse import as_group
 from softequiv.report.build import turned_to
 from softequiv.report.figures import SOFTNESS, dial_figure
 from softequiv.report.layer import show, shown_element, told
 from softequiv.tasks.cifar import TEN, cifar10
-from softequiv.tasks.files import Normalised
 
 GROUPS = ("C4", "C36")
 STAND_IN, RANDOM, HUB = "vit-cifar10", "random ViT", "google/vit-base-patch16-224"
@@ -56,10 +56,9 @@ def model_and_picture(name: str) -> tuple[nn.Module, Tensor]:
     picture = cifar10(data_folder(PICTURES)).test.batch(torch.tensor([SHOWN]))[0]
     if name == STAND_IN:
         return opened(name, TEN.normalised), picture[0]
-    halves = Normalised((0.5,) * 3, (0.5,) * 3)
     raw = TEN.normalised.bytes(picture)
     larger = torch.nn.functional.interpolate(raw.float(), (HUB_SIZE, HUB_SIZE), mode="bicubic", antialias=True)
-    return opened(name, halves), halves(larger.clamp(0, 255))[0]
+    return opened(name, HALVES), HALVES(larger.clamp(0, 255))[0]
 
 
 def work(settings: Settings) -> Figures:

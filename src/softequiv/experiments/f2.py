@@ -10,7 +10,7 @@ from softequiv.experiments import t1
 from softequiv.experiments.base import Experiment, Scale
 from softequiv.experiments.cells import Cell, Row
 from softequiv.experiments.compare import Curves, curves, dials_move, known, lower_errors, style, trade_off
-from softequiv.experiments.finetune import KINDS, OF_THE_NETWORK
+from softequiv.experiments.finetune import KINDS, OF_THE_NETWORK, of, values
 from softequiv.experiments.pages import Figure, Page
 
 DIALLED = ("ours", "paper", "RPP", *OF_THE_NETWORK)  # whose dials run from 0 to 1
@@ -26,8 +26,7 @@ def cells(scale: Scale) -> list[Cell]:
 
 def page(rows: Sequence[Row], scale: Scale) -> Page:
     """Accuracy against error, and both against the dial, for each symmetry."""
-    symmetries = list(dict.fromkeys(row["symmetry"] for row in rows))
-    panels = {own: curves([row for row in rows if row["symmetry"] == own], t1.GAIN, t1.ERROR) for own in symmetries}
+    panels = {own: curves(of(rows, symmetry=own), t1.GAIN, t1.ERROR) for own in values(rows, "symmetry")}
     claims = [
         replace(claim, text=f"{symmetry}: {claim.text}")
         for symmetry, found in panels.items()

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from softequiv.actions import Moves
-from softequiv.baselines.canonical import Canonical, prior_loss
+from softequiv.baselines.canonical import Canonical
 from softequiv.baselines.group_cnn import free_parameters
 from softequiv.experiments.arms import HALF_BATCHES, LONGER, Armed, kept
 from softequiv.experiments.cells import Cell, Figures, Row, Settings
@@ -24,7 +24,7 @@ from softequiv.experiments.compare import (
     lower_errors,
     style,
 )
-from softequiv.experiments.pages import Claim, Figure, Table, spread_over_seeds
+from softequiv.experiments.pages import Claim, Figure, Table, bullets, spread_over_seeds
 from softequiv.tasks.base import Task
 from softequiv.training import Recipe, fit
 from softequiv.training.loop import Loss, Transform
@@ -38,14 +38,20 @@ OURS = (*OF_WEIGHTS, *OF_THE_NETWORK)
 KINDS = {"of weights": OF_WEIGHTS, "of the network": OF_THE_NETWORK}
 SCORER_STEPS, SCORER_BATCH, SCORER_RATE = 400, 250, 1e-3
 SCORER_PASSES = 4  # over the pictures, at most, for each epoch of the training that follows
-DIALS = (
-    "The dial of ours and of the paper's construction is softness, that of 'ours (target)' the certified relative "
-    "error of every weight within the range, that of RPP the factor on its free path, that of 'canonical' the strength "
-    "of its prior, that of 'penalty' its strength, that of 'held + labels' the KL at which a price keeps the network, "
-    "which also learns from what it turns to measure, 'held (half batches)' with half as many pictures a step and "
-    "twice as many steps, that of 'mixture' the share of the answer that is not averaged "
-    f"over quarter turns. The scorer of 'canonical' is first trained by the prior alone, for about {SCORER_STEPS} "
-    "steps, on upright pictures: training that no other arm is given."
+DIALS = bullets(
+    "What the dial of each arm sets:",
+    {
+        "ours, paper, paper (smooth)": "softness, of our filter and of the paper's construction",
+        "ours (target)": "the certified relative error of every weight within the range",
+        "RPP": "the factor on the free path",
+        "canonical": "the strength of the prior. The scorer is first trained by the prior alone, for about "
+        f"{SCORER_STEPS} steps on upright pictures: training that no other arm gets",
+        "penalty": "the strength of the penalty",
+        "held + labels": "the KL at which an adaptive price holds the network, which also learns from the pictures "
+        "turned for the measurement",
+        HALF_BATCHES: "the same, with half as many pictures a step and twice as many steps",
+        "mixture": "the share of the answer that is not averaged over quarter turns",
+    },
 )
 
 
@@ -127,9 +133,7 @@ def teach_orientation(model: Canonical, task: Task, recipe: Recipe, moves: Moves
 
 def orientation_alone(model: nn.Module, x: Tensor, y: Tensor, loss: Loss, generator: torch.Generator) -> Tensor:
     """The objective mean -log p(g x)_g, an element g drawn for each sample; nothing of the task enters."""
-    canonical = next(part for part in model.modules() if isinstance(part, Canonical))
-    turned = canonical.turns.draw(len(x), generator)
-    return prior_loss(canonical.scores(canonical.turns(x, turned)), turned)
+    return next(part for part in model.modules() if isinstance(part, Canonical)).prior(x, generator)
 
 
 def longer(settings: Settings) -> dict[str, Any]:
@@ -146,8 +150,7 @@ def shortened(task: AnyTask, pictures: int | None) -> AnyTask:
     """The first so many examples of each part; the whole task where nothing is said."""
     if pictures is None:
         return task
-    few = torch.arange(pictures)
-    return replace(task, train=task.train.part(few), validation=task.validation.part(few), test=task.test.part(few))
+    return task.mapped(lambda examples: examples.part(torch.arange(pictures)))
 
 
 def of(rows: Sequence[Row], **settings: Any) -> list[Row]:
@@ -158,6 +161,12 @@ def of(rows: Sequence[Row], **settings: Any) -> list[Row]:
 def values(rows: Sequence[Row], setting: str) -> list[Any]:
     """All values of a setting, in the order in which they come."""
     return list(dict.fromkeys(row.settings[setting] for row in rows))
+
+
+def seed_counts(rows: Sequence[Row]) -> str:
+    """How many seeds the arms have, such as "3 or 5"."""
+    counts = {len({row["seed"] for row in of(rows, arm=arm)}) for arm in values(rows, "arm")}
+    return " or ".join(map(str, sorted(counts)))
 
 
 def told(settings: Settings) -> str:
@@ -212,6 +221,17 @@ def claims_of(name: str, found: Curves) -> list[Claim]:
     return [replace(claim, text=f"{name}: {claim.text}") for claim in claims]
 
 
+def paper_rows(rows: Mapping[str, Sequence[str]], stands_for: Mapping[str, str]) -> dict[str, dict[str, list[str]]]:
+    """The paper's figures by backbone and row, from a text for each row; a stand-in has those of its original.
+
+    >>> paper_rows({"ViT": ("97 96", "93 92", "98 97")}, {"small ViT": "ViT"})["small ViT"]["Ours"]
+    ['98', '97']
+    """
+    every = {**rows, **{name: rows[source] for name, source in stands_for.items()}}
+    titles = ("Base", "Canon.", "Ours")
+    return {name: dict(zip(titles, map(str.split, texts), strict=False)) for name, texts in every.items()}
+
+
 def beside_paper(
     rows: Sequence[Row],
     names: Sequence[str],
@@ -245,7 +265,7 @@ def beside_paper(
             theirs = paper.get(backbone, {}).get(title, ["–"] * len(names))
             lines.append([backbone, f"{title} ({arm} {dial:g})", *figures, *theirs])
     header = ["backbone", "arm and stop", *shown, *(f"the paper's {name}" for name in names)]
-    return Table(f"## Beside the paper\n\nStops are those of the best {score} on {chosen_on}.", header, lines)
+    return Table(f"## Beside the paper\n\nEach at the stop with the best {score} on {chosen_on}.", header, lines)
 
 
 def score_against_softness(name: str, rows: Sequence[Row], figure: str, label: str) -> Figure:

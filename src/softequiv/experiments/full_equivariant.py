@@ -8,7 +8,7 @@ from softequiv.experiments import t2
 from softequiv.experiments.base import Experiment, Scale
 from softequiv.experiments.cells import Cell, Row
 from softequiv.experiments.compare import apart
-from softequiv.experiments.finetune import of, stop_table, told, values
+from softequiv.experiments.finetune import by_training, stop_table
 from softequiv.experiments.pages import Claim, Page, spread_over_seeds
 
 STOPS = {"plain": (1.0,), "ours": (0.0,), "paper": (0.0,)}
@@ -35,11 +35,7 @@ def cells(scale: Scale) -> list[Cell]:
 
 def page(rows: Sequence[Row], scale: Scale) -> Page:
     """A table for each backbone and way of training, and whether ours is ahead of the paper's."""
-    ways = [
-        (name, way, [row for row in of(rows, backbone=name) if told(row.settings) == way])
-        for name in values(rows, "backbone")
-        for way in dict.fromkeys(told(row.settings) for row in of(rows, backbone=name))
-    ]
+    ways = by_training(rows)
     return Page(
         "Full equivariance",
         [
@@ -47,8 +43,8 @@ def page(rows: Sequence[Row], scale: Scale) -> Page:
             f"within {t2.RANGE} degrees, {len({row['seed'] for row in rows})} seeds.",
             PAPER,
         ],
-        [claim for name, way, mine in ways for claim in ahead(f"{name}, {way}", mine)],
-        [stop_table(f"{name}, {way}", mine, t2.SHOWN) for name, way, mine in ways],
+        [claim for name, mine in ways.items() for claim in ahead(name, mine)],
+        [stop_table(name, mine, t2.SHOWN) for name, mine in ways.items()],
     )
 
 

@@ -8,11 +8,10 @@ from functools import lru_cache
 from torch import nn
 
 from softequiv.actions import Moves, Pictures
-from softequiv.asking.answers import asked, at_home, evaluating
 from softequiv.groups import SO, O, degrees
 from softequiv.groups.rotations import mirror
 from softequiv.tasks.base import Examples
-from softequiv.tasks.classification import Classification
+from softequiv.tasks.classification import Classification, figures_by_range
 from softequiv.tasks.disc import InDisc
 
 POOL = 1024  # turns that stand for a range
@@ -47,20 +46,8 @@ def judged(
 
 
 def figures_of(model: nn.Module, examples: Examples, ranges: Mapping[str, Moves], batch: int) -> dict[str, float]:
-    """Figures under several ranges; the upright pictures are asked about once."""
-    from softequiv.measure.metrics import ClassificationMetrics  # needs torchmetrics
-
-    metrics, seen = {name: ClassificationMetrics() for name in ranges}, 0
-    with evaluating(model):
-        for inputs, labels in examples.batches(batch):
-            x = at_home(model, inputs)
-            upright, labels = asked(model, x), labels.to(x.device)
-            for name, moves in ranges.items():
-                moved = asked(model, moves(x, moves.cycle(seen, len(x))))
-                metrics[name].to(x.device).update(upright, moved, labels)
-            seen += len(x)
+    """Acc, and the figures of each range with its name behind theirs."""
     found: dict[str, float] = {}
-    for name, metric in metrics.items():
-        figures = {key: value.item() for key, value in metric.compute().items()}
+    for name, figures in figures_by_range(model, examples, ranges, batch).items():
         found |= {"Acc": figures["Acc"], **{f"{key} {name}": figures[key] for key in ("aAcc", "cAcc", "iErr")}}
     return found

@@ -8,7 +8,7 @@ import json
 import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,30 +17,33 @@ from softequiv.experiments.cells import Row
 
 OPENING = """# Results
 
-What was found, question by question; **bold** is what holds. *Error* is the invariance error: the mean KL between the
-answers to a sample and to the moved sample. *Combined accuracy* is the root of accuracy upright times accuracy moved.
-A *dial* is what a method offers to tune, a *stop* one setting of it; *with turns* is trained on turned pictures,
-*without* on upright ones. ¹ marks what some stop has one seed for. Each page has its data, seeds, spread, command, and
+What was found, question by question; **bold** entries hold. Each page gives its data, seeds, spread and command, and
 what is missing.
+
+- *Error*: the invariance error, the mean KL divergence between the answers to a sample and to the moved sample.
+- *Combined accuracy*: the geometric mean of the accuracies on upright and on moved samples.
+- *Dial*: what a method lets one tune; a *stop* is one setting of it.
+- *With turns*: trained on turned pictures; *without turns*: on upright ones.
+- ¹: some stop has one seed only.
 """
 DIGITS = 6  # of a figure
 LONGEST = 20_000  # characters of a figure that is told beside a page
 LOWER = "At equal accuracy, is the error lower?"
 QUESTIONS = {  # of the index, in its order, with what their entries say
     f"{LOWER} Dials of the network": "Dials that measure the whole network in training or average its answers "
-    "('held', 'mixture'): at how many stops of a rival's dial one of these has, at a combined accuracy equal within "
-    "one standard deviation, an error that is lower by more than one standard deviation of both, and the median ratio "
-    "of the two errors. What has one seed has no spread, and is not counted.",
+    "('held', 'mixture'). An entry says at how many stops of a rival's dial one of these has a lower error at equal "
+    "combined accuracy, and gives the median ratio of the two errors. Equal means within one standard deviation; lower "
+    "means by more than the sum of both standard deviations, so that stops with one seed never count.",
     f"{LOWER} Dials of weights": "The same for dials that filter weights ('ours': softness, levels, error target).",
-    "Is augmentation beaten?": "Combined accuracy at an error; behind the stroke those of the plain model trained on "
-    "moved samples. To beat it is a lower error at its accuracy, or more accuracy at its error, beyond the sum of both "
-    "standard deviations, at one stop at least; the pages say of how many.",
-    "Is augmentation for twice as long beaten?": "The same with as many passes for augmentation as dials of the "
-    "network take, which ask the model twice a step.",
+    "Is augmentation beaten?": "Combined accuracy and error; behind the slash those of the plain model trained on "
+    "moved samples. It is beaten by a lower error at equal accuracy, or by a higher accuracy at equal error, beyond "
+    "the sum of both standard deviations, at one stop at least; the pages say at how many.",
+    "Is augmentation for twice as long beaten?": "The same, with as many passes for augmentation as dials of the "
+    "network take, which evaluate the model twice a step.",
     "Does the dial move the network's error?": "The error at the lowest and at the highest stop.",
-    "Does the dial go from the plain model's error to zero?": "The plain model's error, and that of the last stop.",
+    "Does the dial go from the plain model's error to zero?": "The error of the plain model and that of the last stop.",
     "Does the dial cost accuracy?": "Combined accuracy at the stop that validation prefers, for that of the plain "
-    "model; it costs none where it is not lower beyond both standard deviations.",
+    "model. The dial costs accuracy if it is lower by more than the sum of both standard deviations.",
 }
 
 Draw = Callable[[Any], None]  # what it is given is a matplotlib figure
@@ -136,7 +139,6 @@ class Page:
     claims: Sequence[Claim] = ()
     tables: Sequence[Table] = ()
     figures: Sequence[Figure] = ()
-    data: Mapping[str, Any] = field(default_factory=dict)
 
 
 def write_page(page: Page, rows: Sequence[Row], folder: Path, name: str) -> Path:
@@ -279,7 +281,8 @@ def markdown(page: Page, rows: Sequence[Row], name: str) -> str:
 
 def made_with(rows: Sequence[Row], name: str) -> str:
     """What computed the figures, and how to compute them again."""
-    versions = sorted({", ".join(f"{name} {row.versions[name]}" for name in told_of(row)) for row in rows})
+    told = [{name: row.versions[name] for name in ("torch", "softequiv")} for row in rows]
+    versions = sorted({", ".join(f"{name} {v}" for name, v in one.items() if v != "unknown") for one in told})
     devices = sorted({row.device for row in rows})
     minutes = sum(row.seconds for row in rows) / 60
     spent = f"{minutes:.0f} minutes" if minutes < 60 else f"{minutes / 60:.1f} hours"
@@ -289,9 +292,15 @@ def made_with(rows: Sequence[Row], name: str) -> str:
     )
 
 
-def told_of(row: Row) -> list[str]:
-    """Of what a page tells the version, as far as it was known where a row was computed."""
-    return [name for name in ("torch", "softequiv") if row.versions[name] != "unknown"]
+def bullets(heading: str, entries: Mapping[str, str]) -> str:
+    """A heading and a list of what is said under each name.
+
+    >>> print(bullets("The dial is, for", {"ours": "softness"}))
+    The dial is, for
+    <BLANKLINE>
+    - ours: softness
+    """
+    return "\n".join([heading, "", *(f"- {name}: {text}" for name, text in entries.items())])
 
 
 def again(name: str) -> str:

@@ -7,7 +7,6 @@ has one file however often it ran.
 
 from __future__ import annotations
 
-import importlib
 import os
 import socket
 import warnings
@@ -18,7 +17,8 @@ from typing import Any
 
 import torch
 
-from softequiv.errors import SoftEquivError
+from softequiv.adapt.opening import first_line
+from softequiv.errors import SoftEquivError, imported
 from softequiv.experiments.base import DATA, data_root
 from softequiv.experiments.cells import Cell, Told, Work, computed, keep
 
@@ -40,7 +40,7 @@ class OnRay:
     seen: str = field(default="Ray is starting", init=False, compare=False)
 
     def __call__(self, cells: Sequence[Cell], work: Work, folder: Path) -> Iterator[tuple[Cell, str]]:
-        ray = import_ray()
+        ray = imported("ray", "cells on a cluster need ray", "ray")
         own = not ray.is_initialized()
         if own:
             self.connect(ray)
@@ -115,16 +115,3 @@ def there(cell: Cell, work: Work, threads: int, data: str) -> Told:
     torch.set_num_threads(threads)
     os.environ.setdefault(DATA, data)
     return computed(cell, work)
-
-
-def import_ray() -> Any:
-    """ray, which is an extra."""
-    try:
-        return importlib.import_module("ray")
-    except ImportError:
-        raise SoftEquivError("cells on a cluster need ray: pip install 'softequiv[ray]'") from None
-
-
-def first_line(problem: BaseException) -> str:
-    """The first line of a message."""
-    return (str(problem).strip().splitlines() or [type(problem).__name__])[0].rstrip(". ")

@@ -9,7 +9,7 @@ from softequiv.experiments import t2
 from softequiv.experiments.base import Experiment, Scale
 from softequiv.experiments.cells import Cell, Row
 from softequiv.experiments.compare import SCORE
-from softequiv.experiments.finetune import of, told, values
+from softequiv.experiments.finetune import by_training, of, told
 from softequiv.experiments.pages import Claim, Page, Table, spread_over_seeds
 
 DIALS = ("ours", "ours (target)", "paper")
@@ -27,19 +27,17 @@ def cells(scale: Scale) -> list[Cell]:
 def page(rows: Sequence[Row], scale: Scale) -> Page:
     """What validation would choose, for each backbone, way of training and dial."""
     lines, lost, freest, once = [], [], 0, 0
-    for backbone in values(rows, "backbone"):
-        for way in dict.fromkeys(told(row.settings) for row in of(rows, backbone=backbone)):
-            mine = [row for row in of(rows, backbone=backbone) if told(row.settings) == way]
-            for arm in (arm for arm in DIALS if of(mine, arm=arm)):
-                validated = spread_over_seeds(of(mine, arm=arm), SCORE, "dial")
-                tested = spread_over_seeds(of(mine, arm=arm), "cAcc 30", "dial")
-                (chosen,), (best,) = (max(found, key=lambda key: found[key].mean) for found in (validated, tested))
-                loss = tested[best,].mean - tested[chosen,].mean
-                lost.append(loss)
-                freest += chosen == max(tested)[0]
-                once += math.isnan(tested[chosen,].std)
-                told_of = [tested[stop,].told(100, 2) for stop in (chosen, best)]
-                lines.append([backbone, way, arm, f"{chosen:g}", told_of[0], f"{best:g}", told_of[1]])
+    for mine in by_training(rows).values():
+        backbone, way = mine[0]["backbone"], told(mine[0].settings)
+        for arm in (arm for arm in DIALS if of(mine, arm=arm)):
+            validated = spread_over_seeds(of(mine, arm=arm), SCORE, "dial")
+            tested = spread_over_seeds(of(mine, arm=arm), "cAcc 30", "dial")
+            (chosen,), (best,) = (max(found, key=lambda key: found[key].mean) for found in (validated, tested))
+            lost.append(tested[best,].mean - tested[chosen,].mean)
+            freest += chosen == max(tested)[0]
+            once += math.isnan(tested[chosen,].std)
+            scores = [tested[stop,].told(100, 2) for stop in (chosen, best)]
+            lines.append([backbone, way, arm, f"{chosen:g}", scores[0], f"{best:g}", scores[1]])
     return Page(
         "Choosing softness",
         [

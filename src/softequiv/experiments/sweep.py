@@ -21,7 +21,7 @@ from softequiv.baselines.augmentation import Augmented
 from softequiv.certify import certify
 from softequiv.errors import SoftEquivError
 from softequiv.experiments.arms import kept
-from softequiv.experiments.cells import Cell, Figures, Row, Runner, Settings, read_row, run_cells
+from softequiv.experiments.cells import Cell, Figures, Row, Runner, Settings, rows_there, run_cells
 from softequiv.experiments.pages import Page, Spread, Table, comma_separated, told
 from softequiv.groups import parse_group, parse_range
 from softequiv.measure import measure
@@ -111,8 +111,7 @@ def sweep(grid: Grid, out: Path, *, runner: Runner | None = None) -> list[Row]:
     try:
         return run_cells(cells, work, out / "cells", runner=runner)
     finally:
-        rows = [row for row in (read_row(out / "cells", cell) for cell in cells) if row is not None]
-        if rows:
+        if rows := rows_there(cells, out / "cells"):
             write(rows, len(cells), out)
 
 

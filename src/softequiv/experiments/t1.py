@@ -27,9 +27,9 @@ from softequiv.experiments.compare import (
     lower_errors,
     trade_off,
 )
-from softequiv.experiments.finetune import KINDS, OURS, longer, trained_and_judged
+from softequiv.experiments.finetune import KINDS, OURS, longer, of, seed_counts, trained_and_judged, values
 from softequiv.experiments.judged import TESTED, TRAINED, judged, quarters, turns
-from softequiv.experiments.pages import Claim, Page, Table, spread_over_seeds
+from softequiv.experiments.pages import Claim, Page, Table, bullets, spread_over_seeds
 from softequiv.groups import SO, O, degrees
 from softequiv.tasks.classification import Classification
 from softequiv.tasks.mnist import mnist
@@ -77,6 +77,21 @@ FEW = [
 FEW_LABELS = {0.01: 300, 0.1: 100}  # share of the labels, and epochs: with few digits an epoch is a few steps
 STEPS_AT_LEAST = 8  # of an epoch
 GAIN, ERROR = "cAcc in range", "iErr in range"
+DIALS = bullets(
+    "What the dial of each arm sets:",
+    {
+        "ours, paper, paper (smooth)": "softness, of our filter and of the paper's construction",
+        "RPP": "the factor on the free path",
+        "ours (levels)": "the highest rotation frequency that is kept, as a constraint that training cannot undo: "
+        "softness scales the level on which its count falls, and training can undo a scale",
+        "ours (target)": f"the certified relative error of the first layer within {RANGE} degrees",
+        "penalty": "the strength of a penalty on the KL of the network",
+        "held": "the KL at which an adaptive price holds the network, measured on half of each batch",
+        "held + labels": "the same, measured on whole batches and learning from the digits turned for it",
+        HALF_BATCHES: "as 'held + labels', with half as many digits a step and twice as many steps",
+        "mixture": "the share of the answer that is not averaged over quarter turns (and flips)",
+    },
+)
 RECIPE = Recipe(epochs=30, batch=512, optimizer="adam", rate=1e-3, weight_decay=1e-4, schedule="linear")
 
 
@@ -146,12 +161,8 @@ def learnt(arm: Armed, settings: Settings, recipe: Recipe) -> Figures:
 def page(rows: Sequence[Row], scale: Scale) -> Page:
     """Curves of both symmetries, and what became of turned training and few labels."""
     most = max(row["labels"] for row in rows)
-    whole = [row for row in rows if row["labels"] == most and not row["turned"]]
-    panels = {
-        symmetry: curves([row for row in whole if row["symmetry"] == symmetry], GAIN, ERROR)
-        for symmetry in SYMMETRIES
-        if any(row["symmetry"] == symmetry for row in whole)
-    }
+    whole = of(rows, labels=most, turned=False)
+    panels = {symmetry: curves(of(whole, symmetry=symmetry), GAIN, ERROR) for symmetry in values(whole, "symmetry")}
     claims = [
         replace(claim, text=f"{symmetry}: {claim.text}")
         for symmetry, found in panels.items()
@@ -162,34 +173,25 @@ def page(rows: Sequence[Row], scale: Scale) -> Page:
         )
     ]
     claims += against_augmentation(rows, ("ours", *SEEING_TURNS))
-    counts = sorted({len({row["seed"] for row in rows if row["arm"] == arm}) for arm in {row["arm"] for row in rows}})
-    seeds = " or ".join(str(count) for count in counts)
     return Page(
         "T1. MNIST: from invariant to free",
         [
             f"A two-layer MLP ({SIDE * SIDE} to {WIDTH} to 10) on MNIST, {len(digits().train):,} digits to train, "
             f"{len(digits().test):,} to test, padded to {SIDE} x {SIDE}; {rows[0]['epochs']} epochs of Adam as in the "
-            f"paper, {seeds} seeds. Trained on upright digits unless said otherwise; the model of the epoch with the "
-            f"best combined accuracy on the validation digits is tested. Turned digits: within {RANGE} degrees, for "
-            "roto-reflections half of them also mirrored; what turns leave empty is black. "
+            f"paper, {seed_counts(rows)} seeds. Trained on upright digits unless said otherwise; the model of the "
+            "epoch with the best combined accuracy on the validation digits is tested. Turned digits: within "
+            f"{RANGE} degrees, for roto-reflections half of them also mirrored; what turns leave empty is black. "
             "The padding keeps every turned digit inside the inscribed disc, so that no pixel is lost to corners.",
-            "The dial of ours and of the paper's construction is softness, that of 'ours (levels)' the highest "
-            "rotation frequency that is kept (all of it a constraint: softness scales the level on which its count "
-            "falls, and training can undo a scale), that of RPP the factor on its free path, "
-            "that of 'ours (target)' the certified relative error of the first layer within 60 degrees. That of "
-            "'penalty' is a price on the network's KL, that of 'held' the KL at which such a price keeps it, measured "
-            "on half of each batch, that of 'held + labels' the same, measured on all of it and learning from the "
-            "digits that it turns to measure, 'held (half batches)' with half as many digits a step and twice as many "
-            "steps, that of 'mixture' the share of the answer that is not averaged over "
-            "quarter turns (and flips). The paper's figure gives no numbers to set beside these.",
+            DIALS,
+            "The paper's figure gives no numbers to compare with.",
         ],
         claims,
         [
-            *(stop_table(symmetry, [row for row in whole if row["symmetry"] == symmetry]) for symmetry in panels),
+            *(stop_table(symmetry, of(whole, symmetry=symmetry)) for symmetry in panels),
             *(
                 stop_table(title, chosen)
                 for title, chosen in (
-                    ("Trained on turned digits", [row for row in rows if row["turned"] and row["labels"] == most]),
+                    ("Trained on turned digits", of(rows, turned=True, labels=most)),
                     ("1 % of the labels", [row for row in rows if row["labels"] == 0.01 < most]),
                     ("10 % of the labels", [row for row in rows if row["labels"] == 0.1 < most]),
                 )
@@ -207,13 +209,10 @@ def page(rows: Sequence[Row], scale: Scale) -> Page:
 def beside_augmentation(rows: Sequence[Row]) -> dict[str, Curves]:
     """What sees turned digits in training, near augmentation: dials of the network trained on upright digits with all
     labels, and augmentation by its names."""
-    whole = [row for row in rows if row["labels"] == 1]
+    whole = of(rows, labels=1)
     shown: dict[str, Curves] = {}
-    for symmetry in dict.fromkeys(row["symmetry"] for row in whole):
-        upright, turned = (
-            curves([row for row in whole if (row["symmetry"], row["turned"]) == (symmetry, way)], GAIN, ERROR)
-            for way in (False, True)
-        )
+    for symmetry in values(whole, "symmetry"):
+        upright, turned = (curves(of(whole, symmetry=symmetry, turned=way), GAIN, ERROR) for way in (False, True))
         dials = {arm: upright[arm] for arm in SEEING_TURNS if arm in upright}
         rivals = {name: turned[arm] for name, (arm, *_) in RIVALS.items() if arm in turned}
         if dials and rivals:
@@ -226,12 +225,10 @@ def against_augmentation(rows: Sequence[Row], arms: Sequence[str]) -> list[Claim
     labels and few.
     """
     claims = []
-    for symmetry in dict.fromkeys(row["symmetry"] for row in rows):
-        for labels in sorted({row["labels"] for row in rows}, reverse=True):
-            mine = [row for row in rows if (row["symmetry"], row["labels"]) == (symmetry, labels)]
-            upright, turned = (
-                curves([row for row in mine if row["turned"] == way], GAIN, ERROR) for way in (False, True)
-            )
+    for symmetry in values(rows, "symmetry"):
+        for labels in sorted(values(rows, "labels"), reverse=True):
+            mine = of(rows, symmetry=symmetry, labels=labels)
+            upright, turned = (curves(of(mine, turned=way), GAIN, ERROR) for way in (False, True))
             claims += [
                 replace(made[arm], text=f"{symmetry}, {100 * labels:g} % of the labels{seen}: {made[arm].text}")
                 for seen, found in (("", upright), (", trained on turned digits", turned))

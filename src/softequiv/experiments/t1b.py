@@ -20,8 +20,9 @@ from softequiv.experiments.base import Experiment, Scale
 from softequiv.experiments.cells import Cell, Figures, Row, Settings
 from softequiv.experiments.compare import curves, dials_move, lower_errors, trade_off
 from softequiv.experiments.costs import plain_cnn
-from softequiv.experiments.pages import Page
-from softequiv.experiments.t1 import RANGE, against_augmentation, digits, learnt, stop_table
+from softequiv.experiments.finetune import of
+from softequiv.experiments.pages import Page, bullets
+from softequiv.experiments.t1 import ERROR, GAIN, RANGE, against_augmentation, digits, learnt, stop_table
 from softequiv.experiments.whole_network import holds
 from softequiv.gains import softness
 from softequiv.groups import SO, C, degrees
@@ -50,11 +51,19 @@ TURNED: dict[str, tuple[float, ...]] = {  # what is trained on turned digits too
 OF_ANY_MODEL = ("penalty", "held + labels", "mixture")
 KINDS = {"of weights": ("ours", "ours (typed)"), "of the network": ("held + labels", "mixture")}
 DIALS = [arm for arms in KINDS.values() for arm in arms]
-ARMS = "The dial of the relaxed group CNN over C4 is its number of filter banks (1 is strict), that of ours the \
-softness of every kernel of a plain CNN under SO(2), that of 'ours (typed)' the softness of a CNN whose channels carry \
-the frequencies 0, 1 and 2, five maps where the others have four: 0 is strict, more lets them leak. 'penalty', 'held + \
-labels' and 'mixture' are of the plain CNN: a price on its KL, the KL at which a price keeps it, which also learns \
-from the digits that it turns to measure, and the share of its answer that is not averaged over quarter turns."
+ARMS = bullets(
+    "What the dial of each arm sets:",
+    {
+        "relaxed": "the number of filter banks of a relaxed group CNN over C4; 1 is strict",
+        "ours": "the softness of every kernel of a plain CNN under SO(2)",
+        "ours (typed)": "the softness of a CNN whose channels carry the frequencies 0, 1 and 2, with five maps where "
+        "the others have four; 0 is strict, and more lets the frequencies mix",
+        "penalty": "the strength of a penalty on the KL of the plain CNN",
+        "held + labels": "the KL at which an adaptive price holds the plain CNN, which also learns from the digits "
+        "turned for the measurement",
+        "mixture": "the share of the plain CNN's answer that is not averaged over quarter turns",
+    },
+)
 PAPER = "The paper reports combined accuracies of 83.08 / 81.25 / 82.74 for 2 / 3 / 4 filter banks and 85.52 / 85.22 / \
 85.11 for its own MLP at softness .7 / .8 / .9; it does not say how large the networks are."
 RECIPE = Recipe(epochs=10, batch=512, optimizer="adam", rate=2e-3, weight_decay=1e-4, schedule="linear")
@@ -109,12 +118,12 @@ def work(settings: Settings) -> Figures:
 def page(rows: Sequence[Row], scale: Scale) -> Page:
     """Curves over banks and softness, trained upright and turned."""
     panels = {
-        title: curves([row for row in rows if row["turned"] == turned], "cAcc in range", "iErr in range")
+        title: curves(mine, GAIN, ERROR)
         for title, turned in (("trained upright", False), ("trained on turned digits", True))
-        if any(row["turned"] == turned for row in rows)
+        if (mine := of(rows, turned=turned))
     }
     first = next(iter(panels.values()))
-    quarter = curves([row for row in rows if not row["turned"]], "Acc", "iErr 90")
+    quarter = curves(of(rows, turned=False), "Acc", "iErr 90")
     widths = rows[0].settings.get("widths", WIDTHS)
     return Page(
         "T1b. Relaxed group convolutions on MNIST",
@@ -122,7 +131,8 @@ def page(rows: Sequence[Row], scale: Scale) -> Page:
             f"CNNs of three 5 x 5 layers with {' / '.join(str(4 * width) for width in widths)} feature maps on "
             f"{100 * rows[0]['labels']:g} % of the digits, tested on {rows[0]['tested'] or 'all'} of the test digits; "
             f"{rows[0]['epochs']} epochs of Adam, {len({row['seed'] for row in rows})} seeds; "
-            f"turned digits within {RANGE} degrees. {ARMS}",
+            f"turned digits within {RANGE} degrees.",
+            ARMS,
             PAPER,
         ],
         [
@@ -134,7 +144,7 @@ def page(rows: Sequence[Row], scale: Scale) -> Page:
             )
         ]
         + against_augmentation(rows, ("penalty", *DIALS)),
-        [stop_table(title, [r for r in rows if r["turned"] == ("turned" in title)]) for title in panels],
+        [stop_table(title, of(rows, turned="turned" in title)) for title in panels],
         [trade_off("curves", panels, "combined accuracy, %", "invariance error (KL)")],
     )
 

@@ -28,6 +28,7 @@ from softequiv.experiments.finetune import (
     claims_of,
     longer,
     of,
+    paper_rows,
     score_against_softness,
     seeded,
     shortened,
@@ -44,6 +45,7 @@ from softequiv.tasks.cifar import TEN, cifar10, cifar100
 from softequiv.tasks.classification import Classification
 from softequiv.tasks.files import Normalised
 from softequiv.tasks.folders import IMAGENET
+from softequiv.tasks.named import prepared
 from softequiv.tasks.splits import few
 from softequiv.training import Recipe
 
@@ -232,8 +234,7 @@ def pictures(data: str, normalised: Normalised, size: int) -> Classification:
         raise SoftEquivError(f"there is no data set {data!r}; choose one of {', '.join(ARCHIVES)}")
     task = (cifar100 if data == "cifar100" else cifar10)(first_of(ARCHIVES[data]), validation=0.2)
     prepare = normalised if size == SIDE else Enlarged(normalised, size)
-    parts = {name: replace(getattr(task, name), prepare=prepare) for name in ("train", "validation", "test")}
-    return replace(task, acts=Pictures(), **parts)
+    return replace(prepared(task, prepare), acts=Pictures())
 
 
 def first_of(names: Sequence[str]) -> Any:
@@ -362,13 +363,7 @@ def shown_name(backbone: str, data: str) -> str:
 
 def paper_figures(data: str) -> dict[str, dict[str, list[str]]]:
     """The paper's rows of a data set for each backbone, and for what stands in for it."""
-    return {
-        name: {
-            title: text.split()
-            for title, text in zip(("Base", "Canon.", "Ours"), PAPER_ROWS[source].get(data, ()), strict=False)
-        }
-        for name, source in {**{hub: hub for hub in PAPER_ROWS}, **STANDS_FOR}.items()
-    }
+    return paper_rows({hub: sets.get(data, ()) for hub, sets in PAPER_ROWS.items()}, STANDS_FOR)
 
 
 def softness_figure(rows: Sequence[Row]) -> Figure:

@@ -26,14 +26,15 @@ from softequiv.experiments.compare import beside_augmentation, curves, trade_off
 from softequiv.experiments.finetune import (
     DIALS,
     beside_paper,
+    by_training,
     claims_of,
     longer,
     of,
+    paper_rows,
     seeded,
     shortened,
     tables,
     trained_and_judged,
-    values,
 )
 from softequiv.experiments.judged import TRAINED, judged, turns
 from softequiv.experiments.pages import Page
@@ -139,7 +140,7 @@ def one_of_each(seed: int, pictures: int | None, size: int) -> Classification:
     asked = of_each_class(every.labels(), 0.5, seed)
     others = torch.tensor(sorted(set(range(len(every))) - set(asked.tolist())))
     train, test = (every.part(numbers) for numbers in (others, asked))
-    return shortened(Classification(train, train, test, CLASSES), pictures).held()  # type: ignore[return-value]
+    return shortened(Classification(train, train, test, CLASSES), pictures).held()
 
 
 def small(settings: Settings) -> Classification:
@@ -212,21 +213,11 @@ def work(settings: Settings) -> Figures:
 
 def page(rows: Sequence[Row], scale: Scale) -> Page:
     """Curves before training, with and without turns; all stops; the paper's figures."""
-    ways = {
-        "before any training": [row for row in rows if not row["epochs"]],
-        "trained with turns": [row for row in of(rows, turned=True) if row["epochs"]],
-        "trained without turns": [row for row in of(rows, turned=False) if row["epochs"]],
-    }
-    panels = {
-        f"{backbone}, {way}": curves(mine, "cAcc 30", "iErr 30")
-        for backbone in values(rows, "backbone")
-        for way, some in ways.items()
-        if (mine := of(some, backbone=backbone))
-    }
-    with_turns = ways["trained with turns"]
+    panels = {name: curves(mine, "cAcc 30", "iErr 30") for name, mine in by_training(rows).items()}
+    with_turns = [row for row in of(rows, turned=True) if row["epochs"]]
     first = next((row for row in rows if row["epochs"]), rows[0])
     chosen_on = "the validation pictures" if scale == "full" else "the training pictures, as there are no others"
-    paper = {name: paper_row(name) for name in PAPER_ROWS} | {STAND_IN: paper_row("microsoft/resnet-50")}
+    paper = paper_rows(PAPER_ROWS, {STAND_IN: "microsoft/resnet-50"})
     return Page(
         "T3. ImageNet",
         [
@@ -261,11 +252,6 @@ FULL_SENTENCE = (
     f"rand-m9-mstd0.5-inc1, label smoothing {SMOOTHING:g}, layer decay 0.65, EMA 0.99; drop path {DROP_PATH:g} "
     "where transformers' architecture has it (DINOv2). A fiftieth of the training pictures chooses the model."
 )
-
-
-def paper_row(backbone: str) -> dict[str, list[str]]:
-    """The paper's figures of a backbone by row."""
-    return {title: text.split() for title, text in zip(("Base", "Canon.", "Ours"), PAPER_ROWS[backbone], strict=True)}
 
 
 T3 = Experiment("T3", "ImageNet", cells, work, page)

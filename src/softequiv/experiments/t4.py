@@ -28,6 +28,7 @@ from softequiv.experiments.finetune import (
     beside_paper,
     claims_of,
     of,
+    paper_rows,
     score_against_softness,
     seeded,
     shortened,
@@ -163,7 +164,7 @@ def settings_of(
 def masks(dataset: str, size: int, normalised: Normalised, pictures: int | None) -> Segmentation:
     """The data set in squares, decoded once."""
     task = DATASETS[dataset](data_folder(dataset), size=size, prepare=normalised)
-    return shortened(task, pictures).held()  # type: ignore[return-value]
+    return shortened(task, pictures).held()
 
 
 def network(source: str, normalised: Normalised, size: int, classes: int) -> nn.Module:
@@ -242,7 +243,7 @@ def page(rows: Sequence[Row], scale: Scale) -> Page:
         if (mine := of(rows, backbone=backbone, turned=turned))
     }
     with_turns = of(rows, turned=True)
-    paper = {name: paper_row(source) for name, source in {**{hub: hub for hub in HUB}, **STANDS_FOR}.items()}
+    paper = paper_rows(PAPER_ROWS, STANDS_FOR)
     claims = [claim for name, found in panels.items() for claim in claims_of(name, found)]
     epochs = ", ".join(f"{name} {of(rows, backbone=name)[0]['epochs']}" for name in values(rows, "backbone"))
     sizes = ", ".join(f"{name} {of(rows, backbone=name)[0]['size']}" for name in values(rows, "backbone"))
@@ -290,11 +291,6 @@ def cutoff_tables(rows: Sequence[Row]) -> list[Table]:
             lines = [[names[arm], *rest] for arm, *rest in table.rows]
             found.append(Table(f"{table.caption}\n\n{PAPER_CUTOFFS}", ["cut-off", *table.header[1:]], lines))
     return found
-
-
-def paper_row(backbone: str) -> dict[str, list[str]]:
-    """The paper's figures of a backbone by row."""
-    return {title: text.split() for title, text in zip(("Base", "Canon.", "Ours"), PAPER_ROWS[backbone], strict=True)}
 
 
 def softness_figure(rows: Sequence[Row]) -> Figure:

@@ -36,9 +36,10 @@ from softequiv.experiments.compare import (
     if_of_one_seed,
     trade_off,
 )
+from softequiv.experiments.finetune import of, stop_table
 from softequiv.experiments.graphs import recorded
 from softequiv.experiments.judged import TESTED, TRAINED
-from softequiv.experiments.pages import Claim, Figure, Page, Table, spread_over_seeds
+from softequiv.experiments.pages import Claim, Figure, Page, Table, bullets, spread_over_seeds
 from softequiv.gains import softness
 from softequiv.groups import SO, degrees
 from softequiv.holding import HeldByMeasurement
@@ -84,6 +85,18 @@ STEPS = 512  # of a training of `small`
 EVALUATIONS = 4
 TAUGHT, ASKED = 8192, 512  # windows of a scene that `small` learns from, and that it chooses by and tests
 
+DIALS = bullets(
+    "What the dial of each arm sets:",
+    {
+        "ours": "the softness of every linear map of a typed network under SO(2)",
+        "penalty": "the strength of a penalty on the squared distance, in square metres, between the plain network's "
+        "next positions for a track turned by any angle and its turned next positions",
+        "held": "the squared distance at which an adaptive price holds the network",
+        "paper, paper (smooth)": "softness on the plain network, whose LayerNorm and GELU do not commute with turns. "
+        "Every softness from .5 to .9 keeps the same directions: half of each map between vectors, and none of the "
+        "embedding that reads the time. So .9 stands for .5 and .7 as well",
+    },
+)
 PAPER_NAMES = ("cADE", "cFDE", "eErr x 100")
 PAPER = {
     PLAIN: {
@@ -317,7 +330,7 @@ def curves_of(averaged: Sequence[Row], protocol: str, name: str) -> Curves:
 
 def best_stop(averaged: Sequence[Row], arm: str) -> float:
     """The stop of a dial with the least validation cADE: tests choose nothing."""
-    found = spread_over_seeds([row for row in averaged if row["arm"] == arm], "validation cADE", "dial")
+    found = spread_over_seeds(of(averaged, arm=arm), "validation cADE", "dial")
     ((dial,), _) = min(found.items(), key=lambda item: item[1].mean)
     return float(dial)
 
@@ -382,13 +395,8 @@ def average_table(protocol: str, averaged: Sequence[Row]) -> Table:
     shown = {"ADE": f"ADE {protocol}", "FDE": f"FDE {protocol}"}
     shown |= {f"{figure} ±30°": f"{figure} {protocol} 30" for figure in ("aADE", "aFDE", "cADE", "cFDE", "eErr")}
     shown |= {f"{figure} all angles": f"{figure} {protocol} all" for figure in ("cADE", "cFDE", "eErr")}
-    spreads = {head: spread_over_seeds(averaged, figure, "arm", "dial") for head, figure in shown.items()}
-    lines = [
-        [arm, f"{dial:g}", *(spreads[head][arm, dial].told(1, 4 if "eErr" in head else 3) for head in shown)]
-        for arm, dial in in_order(spreads["ADE"])
-    ]
-    caption = f"## {protocol.replace('-', ' to ')}: mean over the scenes, in metres"
-    return Table(caption, ["arm", "dial", *shown], lines)
+    digits = {head: (figure, 1, 4 if "eErr" in head else 3) for head, figure in shown.items()}
+    return stop_table(f"{protocol.replace('-', ' to ')}: mean over the scenes, in metres", averaged, digits)
 
 
 def scene_table(protocol: str, rows: Sequence[Row]) -> Table:
@@ -399,7 +407,7 @@ def scene_table(protocol: str, rows: Sequence[Row]) -> Table:
         for figure in ("cADE", "cFDE", "eErr")
     ]
     lines = []
-    for arm, dial in in_order({key[:2]: None for key in parts[0]}):
+    for arm, dial in dict.fromkeys(key[:2] for key in parts[0]):
         entries = [
             " / ".join(
                 (f"{part[arm, dial, scene].mean * scale:.2f}" for part, scale in zip(parts, (1, 1, 100), strict=True))
@@ -416,12 +424,6 @@ def scene_table(protocol: str, rows: Sequence[Row]) -> Table:
         ]
     caption = f"## {protocol.replace('-', ' to ')} by scene: {' / '.join(PAPER_NAMES)}, turned within 30°"
     return Table(caption, ["arm", "dial", *scenes], lines)
-
-
-def in_order(keys: Mapping[tuple[Any, ...], Any]) -> list[tuple[str, float]]:
-    """Arms and stops as the cells have them."""
-    arms = list(STOPS)
-    return sorted(((key[0], key[1]) for key in keys), key=lambda key: (arms.index(key[0]), key[1]))
 
 
 def curves_figure(protocol: str, averaged: Sequence[Row]) -> Figure:
@@ -490,13 +492,8 @@ def page(rows: Sequence[Row], scale: Scale) -> Page:
             "protocols. Of its evaluations, the one with the least cADE of free running on validation windows, 10 to "
             f"10 and turned within 30°, gives the weights that are tested.{fewer}",
             "ADE and FDE are true means in metres, of free running; aADE and aFDE those of turned tracks, cADE and "
-            "cFDE the means of both, eErr the mean norm of F(gx) - gF(x). The dial of ours is the softness of every "
-            "linear map of a typed network under SO(2), that of 'penalty' the price of a square metre by which the "
-            "plain network's next positions miss being equivariant, turned by any angle, that of 'held' the square "
-            "metres at which such a price keeps them; that of the paper's construction its softness on the plain "
-            "network, whose LayerNorm and GELU do not commute with turns. There every softness from .5 to .9 keeps the "
-            "same directions, half of each map between vectors and of the embedding none that reads the time, so that "
-            ".9 stands for .5 and .7 as well. Spreads are standard deviations over seeds.",
+            "cFDE the means of both, eErr the mean norm of F(gx) - gF(x). Spreads are standard deviations over seeds.",
+            DIALS,
             "The paper's figures are no yardstick for these: its decoder saw its own target, and its ADE is a sum over "
             "time. They stand below the table by scene of its protocol, 10 to 10, for the order of its methods.",
         ],

@@ -1,18 +1,17 @@
 """T6: which dial suits a function that is invariant but for a part? O(5) regression, with gamma of symmetry broken.
 
-The networks of all seeds of a cell are trained side by side as one (`SideBySide`), each on data of its own: a step of
-such a small network is all overhead, which they then share.
+The networks of all seeds of a cell are trained side by side, each on data of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from softequiv.actions import Moves
 from softequiv.baselines.emlp import EMLP, EMLPRPP, MLP
@@ -24,12 +23,12 @@ from softequiv.experiments.base import Experiment, Scale
 from softequiv.experiments.cells import Cell, Figures, Row, Settings
 from softequiv.experiments.compare import apart, known, style
 from softequiv.experiments.graphs import recorded
-from softequiv.experiments.pages import Claim, Figure, Page, Spread, Table
+from softequiv.experiments.pages import Claim, Figure, Page, Spread, Table, bullets
+from softequiv.experiments.side_by_side import SideBySide, together
 from softequiv.gains import Gain, least_distortion, softness
 from softequiv.groups import degrees
 from softequiv.nn import SoftLinear
 from softequiv.reps import Rep
-from softequiv.tasks.base import Examples, Held
 from softequiv.tasks.regression import Regression, o5_target, synthetic_o5
 from softequiv.training import Recipe, fit
 
@@ -79,9 +78,6 @@ def cells(scale: Scale) -> list[Cell]:
     ]
 
 
-# --- networks, and training them side by side
-
-
 def network(arm: str, dial: float, source: Rep, target: Rep, channels: int, layers: int) -> nn.Module:
     """The network of an arm; all but the MLP have one body and differ in their linear maps.
 
@@ -89,72 +85,18 @@ def network(arm: str, dial: float, source: Rep, target: Rep, channels: int, laye
     >>> network("ours", 0.1, task.source, task.target, 24, 1)(torch.zeros(5, 10)).shape
     torch.Size([5, 1])
     """
+    if arm not in STOPS:
+        raise SoftEquivError(f"there is no arm {arm!r}; choose one of {', '.join(STOPS)}")
     if arm == "MLP":
         return MLP(source, target, channels, layers)
     if arm == "EMLP-RPP":
         return EMLPRPP(source, target, channels, layers, mix=dial)
     if arm == "paper":
         return EMLP(source, target, channels, layers, linear=partial(paper_linear, softness=dial))
-    gains: dict[str, Gain] = {"EMLP": softness(0)}
-    if arm in OURS:
-        gains[arm] = softness(dial) if arm == "ours" else least_distortion(dial, degrees(WITHIN))
-    if arm not in gains:
-        raise SoftEquivError(f"there is no arm {arm!r}; choose one of {', '.join(STOPS)}")
-    return EMLP(source, target, channels, layers, linear=partial(SoftLinear, gain=gains[arm]))
-
-
-class SideBySide(nn.Module):
-    """Networks of one architecture as one: (N, networks, ...) to (N, networks, ...), network i given its own inputs.
-
-    A mean loss over all answers trains each as if it were alone, since no parameter is shared.
-
-    >>> both = SideBySide([nn.Linear(3, 2), nn.Linear(3, 2)])
-    >>> x = torch.randn(5, 2, 3)
-    >>> torch.allclose(both(x)[:, 1], both.apart()[1](x[:, 1]), atol=1e-6)
-    True
-    """
-
-    def __init__(self, networks: Sequence[nn.Module]) -> None:
-        super().__init__()
-        self.networks = nn.ModuleList(networks).requires_grad_(False)
-        stacked, _ = torch.func.stack_module_state(list(networks))
-        self.names = list(stacked)
-        self.stacked = nn.ParameterList(nn.Parameter(stacked[name].detach()) for name in self.names)
-
-    def forward(self, x: Tensor) -> Tensor:
-        first = self.networks[0]
-
-        def one(values: dict[str, Tensor], own: Tensor) -> Tensor:
-            answers: Tensor = torch.func.functional_call(first, values, (own,))
-            return answers
-
-        values = dict(zip(self.names, self.stacked, strict=True))
-        answers: Tensor = torch.vmap(one, in_dims=(0, 1), out_dims=1)(values, x)
-        return answers
-
-    @torch.no_grad()
-    def apart(self) -> list[nn.Module]:
-        """The networks, each with the parameters it has now."""
-        for number, own in enumerate(self.networks):
-            parameters = dict(own.named_parameters())
-            for name, values in zip(self.names, self.stacked, strict=True):
-                parameters[name].copy_(values[number])
-        return list(self.networks)
-
-
-def together(tasks: Sequence[Regression]) -> Regression:
-    """Several draws of one problem as one: example i holds the i-th of each, for `SideBySide`."""
-
-    def stacked(examples: Iterable[Examples]) -> Held:
-        inputs, targets = zip(*(one.batch(torch.arange(len(one))) for one in examples), strict=True)
-        return Held(torch.stack(inputs, 1), torch.stack(targets, 1))
-
-    return replace(
-        tasks[0],
-        train=stacked(task.train for task in tasks),
-        validation=stacked(task.validation for task in tasks),
-        test=stacked(task.test for task in tasks),
-    )
+    gain: Gain = softness(dial if arm == "ours" else 0)
+    if arm == "ours (target)":
+        gain = least_distortion(dial, degrees(WITHIN))
+    return EMLP(source, target, channels, layers, linear=partial(SoftLinear, gain=gain))
 
 
 @lru_cache(maxsize=1)
@@ -214,8 +156,6 @@ def work(settings: Settings) -> Figures:
         "data": tasks[0].test.fingerprint[:16],
     }
 
-
-# --- the page
 
 Chosen = dict[tuple[str, float], Row]
 
@@ -302,11 +242,17 @@ def page(rows: Sequence[Row], scale: Scale) -> Page:
             f"{first['layers']} hidden layers of {first['channels']} channels, {steps:,} steps of AdamW on batches of "
             f"{first['batch']}, {first['seeds']} seeds, each with data of its own.",
             f"Trials of every arm: {trials}, the stops of its dial at each rate ({told_rates(rows)}). The "
-            "trial and the epoch with the least mean squared error on the validation examples are tested. The dial of "
-            "ours and of the paper's construction is softness, that of EMLP-RPP the factor on its free path, that of "
-            f"'ours (target)' the certified error of each weight within {WITHIN} degrees; MLP and EMLP, which have "
-            "none, choose their weight decay instead. All but the MLP share one body, linear maps beside bilinear "
-            "layers and gates.",
+            "trial and the epoch with the least mean squared error on the validation examples are tested. All but the "
+            "MLP share one body, linear maps beside bilinear layers and gates.",
+            bullets(
+                "What the dial of each arm sets:",
+                {
+                    "ours, paper": "softness, of our filter and of the paper's construction",
+                    "ours (target)": f"the certified error of each weight within {WITHIN} degrees",
+                    "EMLP-RPP": "the factor on the free path",
+                    "MLP, EMLP": "weight decay, as they have no dial of their own",
+                },
+            ),
             "On tensors of O(5) the paper's hard cut-off and our `hard` are the same filter, which keeps whole levels "
             "and is a constraint; below its first stop here it keeps level 0 alone, which is EMLP. Softness scales the "
             "level on which its count falls: the first one above 0 holds "

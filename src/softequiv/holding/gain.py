@@ -42,12 +42,12 @@ def untouched(model: nn.Module) -> list[str]:
 
 
 def freeze_rest(model: nn.Module, learn: Iterable[str] = ()) -> list[str]:
-    """Let only soft weights, norms and the head learn, in place, and what `learn` names; the names of what learns.
+    """Freeze all but soft weights, norms, the head and what `learn` names, in place; return the names of what learns.
 
-    The head is what `get_output_embeddings` or `get_classifier` gives, else the linear layer whose outputs no layer
-    takes, else, or where that is a convolution of such outputs, the last module with weights of its own. Where several
-    linear layers have one number of such outputs, `learn` says which of them learn. Weights held fixed downstream
-    amplify the residual as much as they did before training, and no more.
+    The head is what `get_output_embeddings` or `get_classifier` returns, else the linear layer whose outputs no layer
+    takes, else the last module with weights of its own, which it also is if it is a convolution with such outputs. If
+    several linear layers qualify, `learn` must say which of them learn. Frozen weights downstream amplify the residual
+    as much as they did before training, and no more.
 
     >>> import softequiv as se
     >>> layers = nn.Conv2d(1, 4, 3, bias=False), nn.Conv2d(4, 4, 1), nn.Flatten(), nn.Linear(36, 2)
@@ -96,9 +96,9 @@ def _heads(model: nn.Module, end: nn.Module, named: Iterable[str]) -> Sequence[n
 
 
 class GainLimit:
-    """What `limit_gain` returns: called after a step of the optimiser, it scales back every layer beyond its limit.
+    """The callback of `limit_gain`: after a step of the optimiser, it scales back every layer beyond its limit.
 
-    `limits` are the largest norms allowed, by weight; they are its state.
+    Its state are the `limits`, the largest norms allowed, by weight.
     """
 
     def __init__(self, weights: Mapping[str, nn.Parameter], bound: float) -> None:

@@ -28,22 +28,21 @@ class HeldByMeasurement:
 
     at each measurement, with `error` the running mean of e and D as in `Penalised`: "kl" of class scores, as iErr has
     it, or "squared", which answers of any other kind need.
-    The price is that of a penalty: it starts at 1, the natural exchange where loss and D are both in nats or both
-    squares, answers at once to where the error stands, and adds up slowly what is left. An error below the target soon
-    costs nothing. The error is measured at every step, on the first `share` of the batch, whose moved copies go through
-    the model beside the batch: 1 + share forward passes. Less than all of it is cheaper and costs accuracy. A little at
-    every step holds better than much at some, as clipping of gradients and Adam both cut a rare large term down.
+    The price multiplies a penalty. It starts at 1, which is natural if loss and D are both in nats or both squares,
+    follows the present error at once, and integrates what remains slowly. An error below the target soon costs nothing.
+    The error is measured at every step, on the first `share` of the batch, whose moved copies go through the model
+    together with the batch: 1 + share forward passes. A smaller share is cheaper and costs accuracy. Measuring little
+    at every step works better than much at some, as gradient clipping and Adam both shrink a rare large term.
 
     `outputs` says how answers move: not at all by default, as class scores; `Pictures()` for maps, as in segmentation.
-    `targets` says how what is to be learnt moves: `Still()` for classes. With it the loss is taken on the moved samples
-    too, which are there anyway: augmentation and a held target in one, with upright samples as the measure of both.
+    `targets` says how targets move: `Still()` for classes. With it, the loss is also taken on the moved samples, which
+    are computed anyway: augmentation and a held target in one.
 
-    Measured are training batches, in training mode. Batch norms see upright and moved samples in one batch, so their
-    statistics add nothing to the error; dropout does add to it, and the error without dropout is then lower. What data
-    not seen in training have must be measured on them.
+    The error is that of training batches, in training mode; the error on unseen data must be measured on them. Batch
+    norms see upright and moved samples in one batch, so their statistics add nothing to the error; dropout does.
 
     `level`, the running `error` and the number of `calls` are its state: `state_dict` and `load_state_dict` carry it
-    over an interruption. Where there are many processes they share one price, that of their mean error.
+    over an interruption. Several processes share one price, that of their mean error.
 
     >>> from softequiv import C
     >>> from softequiv.actions import Pictures
@@ -110,8 +109,8 @@ class HeldByMeasurement:
         return loss(learnt, known) + self._priced(answers[: len(moved)], answers[len(x) :], chosen)
 
     def term(self, model: nn.Module, x: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """What a loop of your own adds to its loss; to be called once a step. The measured share is asked for anew,
-        upright and moved: 1 + 2 share forward passes in all.
+        """The term that a training loop of your own adds to its loss, once a step. It evaluates the measured share
+        again, upright and moved: 1 + 2 share forward passes in all.
         """
         moved, chosen = self._moved(x, generator)
         answers = tensor_of(model(torch.cat([x[: len(moved)], moved])))

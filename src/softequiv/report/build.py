@@ -54,16 +54,20 @@ class Trial:
     batch_size: int
     confidence: float
 
+    @property
+    def reach(self) -> float:
+        """The range, infinite where it is the whole group."""
+        return math.inf if self.within is None else self.within
+
     def certificate(self, model: nn.Module) -> Certificate:
         """What is guaranteed."""
-        return certify(model, math.inf if self.within is None else self.within, self.group)
+        return certify(model, self.reach, self.group)
 
     def answers(self, model: nn.Module) -> Answers:
         """What holds on average, with this confidence; where it cannot be said, why not."""
-        reach = math.inf if self.within is None else self.within
         try:
             found = certify(
-                *(model, reach, self.group),
+                *(model, self.reach, self.group),
                 data=self.pictures,
                 confidence=self.confidence,
                 batch_size=self.batch_size,
@@ -130,13 +134,12 @@ def build(
 ) -> ReportData:
     """Everything for one page: the model at each softness of `levels`, on pictures (N, C, H, W) as it takes them.
 
-    A plain model is softened, a soft one has its dial turned, each level on a copy and without training; a mapping from
-    softness to models, for instance trained ones, is taken as it is. `labels` (N,), or (N, H, W) for scores per pixel,
-    are optional. `within` is the range of the moves, such as "30deg", by default the whole group; `compared` names
-    other models that are measured beside the dial, `settings` are told at the end of the page, `elements` and
-    `batch_size` are those of `measure`. With `confidence`, the bounds on the answers of all these models hold together:
-    for pictures that none of them was trained on. What a model in project mode has lost does not come back at higher
-    levels.
+    A plain model is softened to each level, a soft one set to it, on copies and without training; a mapping from
+    softness to models, such as trained ones, is used as it is. `labels` (N,), or (N, H, W) for scores per pixel, are
+    optional. `within` is the range of the moves, such as "30deg", by default the whole group. `compared` are other
+    models to measure, by name; `settings` are printed at the end of the page; `elements` and `batch_size` are those of
+    `measure`. The bounds on the answers of all models hold together with this `confidence`, for pictures that none of
+    them was trained on. A model in project mode cannot regain at higher levels what it has lost.
 
     >>> net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
     >>> data = build(net, torch.randn(4, 1, 9, 9), group="C4", levels=(0, 1))
@@ -279,7 +282,6 @@ def levels_of(model: nn.Module) -> Levels:
     gains = gain.gamma(of) if isinstance(gain, LevelGain) else (after / before.where(before > 0, 1.0)).sqrt()
     return Levels(
         levels=tuple(of.levels.tolist()),
-        counts=tuple(of.counts.tolist()),
         before=tuple(before.tolist()),
         after=tuple(after.tolist()),
         gains=tuple(gains.tolist()),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 
@@ -11,6 +11,7 @@ from softequiv.report.data import Blame, Levels
 
 WIDTH, HEIGHT = 440, 300
 LEFT, RIGHT, TOP, BOTTOM = 56, 16, 16, 48
+Scale = Callable[[float], float]  # from values to pixels
 SIGNS = ("square", "triangle", "diamond", "cross")  # one for each compared model, told apart without colour
 
 
@@ -65,9 +66,8 @@ def ending(point: Point, x: float, y: float) -> str:
     return f'<text x="{x:.1f}" y="{y - 9:.1f}" text-anchor="middle">{escape(point.short)}</text>'
 
 
-def frame(xs: list[float], ys: list[float], across: object, up: object, x_label: str, y_label: str) -> str:
+def frame(xs: list[float], ys: list[float], across: Scale, up: Scale, x_label: str, y_label: str) -> str:
     """Grid lines, numbers and names of the axes."""
-    assert callable(across) and callable(up)
     parts = []
     for y in ys:
         parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{up(y):.1f}" y2="{up(y):.1f}"/>')

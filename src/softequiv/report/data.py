@@ -1,22 +1,13 @@
-"""What is on a report? Plain values, one `Stop` for each position of the dial, kept as JSON; pictures are data URIs.
-
-A page is a function of these values alone, so it can be drawn again from the file.
-"""
+"""What is on a report? Plain values, one `Stop` for each position of the dial; pictures are data URIs."""
 
 from __future__ import annotations
 
-import dataclasses
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from softequiv.certify.statistical import BoundedFigure
 from softequiv.certify.weight import WeightCertificate
-from softequiv.errors import SoftEquivError
 from softequiv.measure.measurement import Row
-
-FORMAT = 2
 
 
 @dataclass(frozen=True)
@@ -24,7 +15,6 @@ class Levels:
     """The spectrum of the shown weight: energy at each level before and after the filter, and the gain between them."""
 
     levels: tuple[float, ...]
-    counts: tuple[int, ...]
     before: tuple[float, ...]
     after: tuple[float, ...]
     gains: tuple[float, ...]
@@ -113,54 +103,8 @@ class ReportData:
     drawn: str
     settings: Mapping[str, str]
 
-    def to_json(self) -> str:
-        """The report as JSON text."""
-        return json.dumps({"format": FORMAT, **dataclasses.asdict(self)}, indent=1)
-
-    @staticmethod
-    def from_json(text: str) -> ReportData:
-        """The report that `to_json` wrote."""
-        try:
-            entries = json.loads(text)
-        except json.JSONDecodeError as problem:
-            raise SoftEquivError(f"the report is not JSON, it may be cut short: {problem}; build it again") from None
-        if not isinstance(entries, dict) or entries.pop("format", None) != FORMAT:
-            raise SoftEquivError(f"this is not a report of format {FORMAT}; it needs the softequiv that wrote it")
-        try:
-            entries["stops"] = tuple(_stop(entry) for entry in entries["stops"])
-            entries["compared"] = tuple(
-                Compared(**{**entry, "answers": _answers(entry["answers"]), "measured": _rows(entry["measured"])})
-                for entry in entries["compared"]
-            )
-            return ReportData(**entries)
-        except (KeyError, TypeError) as problem:
-            raise SoftEquivError(
-                f"the report is damaged: {type(problem).__name__}: {problem}; build it again"
-            ) from None
-
 
 def value_of(rows: tuple[Row, ...], *names: str) -> Row | None:
     """The first of these figures that was measured."""
     found = {row.name: row for row in rows}
     return next((found[name] for name in names if name in found), None)
-
-
-def _rows(entries: list[dict[str, Any]]) -> tuple[Row, ...]:
-    return tuple(Row(**entry) for entry in entries)
-
-
-def _answers(entry: dict[str, Any]) -> Answers:
-    return Answers(tuple(BoundedFigure(**figure) for figure in entry["figures"]), entry["refused"])
-
-
-def _stop(entry: dict[str, Any]) -> Stop:
-    return Stop(
-        softness=entry["softness"],
-        view=View(**entry["view"]),
-        spectrum=Levels(**{key: tuple(values) for key, values in entry["spectrum"].items()}),
-        certified=tuple(WeightCertificate(**{**w, "shape": tuple(w["shape"])}) for w in entry["certified"]),
-        answers=_answers(entry["answers"]),
-        measured=_rows(entry["measured"]),
-        verdict=entry["verdict"],
-        blames=tuple(Blame(**blame) for blame in entry["blames"]),
-    )

@@ -4,7 +4,7 @@ which one is seen; the page loads nothing and can be read, printed and searched 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from html import escape
 from importlib.resources import files
 from pathlib import Path
@@ -73,9 +73,8 @@ def read(name: str) -> str:
     return files("softequiv.report").joinpath(name).read_text(encoding="utf-8")
 
 
-def per_stop(data: ReportData, drawn: object) -> str:
-    """A block for each stop, all but the first one that is seen hidden."""
-    assert callable(drawn)
+def per_stop(data: ReportData, drawn: Callable[[Stop], str]) -> str:
+    """A block for each stop; only the one the page opens with is visible."""
     return "".join(
         f'<div data-stop="{i}"{"" if i == data.start else " hidden"}>{drawn(stop)}</div>'
         for i, stop in enumerate(data.stops)

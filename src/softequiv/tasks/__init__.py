@@ -13,7 +13,7 @@ from softequiv.tasks.mnist import mnist
 from softequiv.tasks.regression import Regression, inertia, matrix_element, synthetic_o5
 from softequiv.tasks.segmentation import Segmentation
 from softequiv.tasks.splits import few
-from softequiv.tasks.trajectories import Trajectories, constant_velocity, read_scene
+from softequiv.tasks.trajectories import Trajectories, read_scene
 from softequiv.tasks.vision import VisionTransformer
 
 __all__ = [
@@ -32,7 +32,6 @@ __all__ = [
     "camvid",
     "cifar10",
     "cifar100",
-    "constant_velocity",
     "few",
     "hub_classification",
     "image_folder",

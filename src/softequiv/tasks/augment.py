@@ -7,7 +7,6 @@ group is one of them, `baselines.Augmented`.
 
 from __future__ import annotations
 
-import importlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -18,7 +17,7 @@ import torch
 from torch import Generator, Tensor
 from torch.nn import functional
 
-from softequiv.errors import SoftEquivError
+from softequiv.errors import SoftEquivError, imported
 from softequiv.measure.functional import IGNORE_INDEX
 from softequiv.tasks.files import Normalised
 
@@ -239,10 +238,7 @@ class RandAugment:
 
 def torchvision_transforms() -> Any:
     """torchvision's transforms, or a sentence where it is absent."""
-    try:
-        return importlib.import_module("torchvision.transforms.v2")
-    except ImportError:
-        raise SoftEquivError("RandAugment needs torchvision: pip install 'softequiv[vision]'") from None
+    return imported("torchvision.transforms.v2", "RandAugment needs torchvision", "vision")
 
 
 def uniform(shape: int | tuple[int, ...], generator: Generator) -> Tensor:

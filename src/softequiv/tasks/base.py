@@ -134,12 +134,14 @@ class Task(ABC):
     def figures(self, model: nn.Module, examples: Examples, moves: Moves, *, batch: int = 512) -> dict[str, float]:
         """The paper's figures of merit on these examples, sample i also moved by element i of `moves`, cyclically."""
 
-    def held(self) -> Task:
+    def mapped(self: Problem, change: Callable[[Examples], Examples]) -> Problem:
+        """The same problem with each part of its examples changed."""
+        return replace(self, train=change(self.train), validation=change(self.validation), test=change(self.test))
+
+    def held(self: Problem) -> Problem:
         """The same problem with its examples in memory."""
-        return replace(self, train=self.train.held(), validation=self.validation.held(), test=self.test.held())
+        return self.mapped(lambda examples: examples.held())
 
     def to(self: Problem, device: torch.device | str) -> Problem:
         """The same problem with its examples on a device."""
-        return replace(
-            self, train=self.train.to(device), validation=self.validation.to(device), test=self.test.to(device)
-        )
+        return self.mapped(lambda examples: examples.to(device))

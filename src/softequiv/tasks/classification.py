@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -32,13 +33,22 @@ class Classification(Task):
 
     def figures(self, model: nn.Module, examples: Examples, moves: Moves, *, batch: int = 512) -> dict[str, float]:
         """Acc, aAcc, cAcc = sqrt(Acc aAcc), iErr = mean KL[F(x) || F(g x)]."""
-        from softequiv.measure.metrics import ClassificationMetrics  # needs torchmetrics
+        return figures_by_range(model, examples, {"": moves}, batch)[""]
 
-        metrics, seen = ClassificationMetrics(), 0
-        with evaluating(model):
-            for inputs, labels in examples.batches(batch):
-                x = at_home(model, inputs)
-                moved = moves(x, moves.cycle(seen, len(x)))
-                metrics.to(x.device).update(asked(model, x), asked(model, moved), labels.to(x.device))
-                seen += len(x)
-        return {name: value.item() for name, value in metrics.compute().items()}
+
+def figures_by_range(
+    model: nn.Module, examples: Examples, ranges: Mapping[str, Moves], batch: int
+) -> dict[str, dict[str, float]]:
+    """Acc, aAcc, cAcc and iErr under several ranges of moves, by name; the upright pictures are asked about once."""
+    from softequiv.measure.metrics import ClassificationMetrics  # needs torchmetrics
+
+    metrics, seen = {name: ClassificationMetrics() for name in ranges}, 0
+    with evaluating(model):
+        for inputs, labels in examples.batches(batch):
+            x = at_home(model, inputs)
+            upright, labels = asked(model, x), labels.to(x.device)
+            for name, moves in ranges.items():
+                moved = asked(model, moves(x, moves.cycle(seen, len(x))))
+                metrics[name].to(x.device).update(upright, moved, labels)
+            seen += len(x)
+    return {name: {key: value.item() for key, value in metric.compute().items()} for name, metric in metrics.items()}

@@ -15,7 +15,7 @@ import numpy
 import torch
 from torch import Tensor
 
-from softequiv.errors import SoftEquivError
+from softequiv.errors import SoftEquivError, imported
 
 ENDINGS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")  # torchvision's
 FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP")  # of pillow; others would start programs (Ghostscript)
@@ -45,10 +45,7 @@ def check_side(size: int) -> None:
 
 def check_pillow() -> None:
     """Raise a sentence where pillow is absent."""
-    try:
-        import PIL  # noqa: F401
-    except ImportError:
-        raise SoftEquivError("reading pictures needs pillow: pip install 'softequiv[images]'") from None
+    imported("PIL", "reading pictures needs pillow", "images")
 
 
 def decoded(path: Path, mode: str | None = None) -> Any:
@@ -90,29 +87,20 @@ def middle(picture: Any, size: int, shorter: int, resample: int = BILINEAR) -> A
     return picture.resize((width, height), resample).crop((left, top, left + size, top + size))
 
 
-def anywhere(
-    picture: Any,
-    size: int,
-    random: Random,
-    *,
-    area: tuple[float, float] = (0.08, 1.0),
-    ratio: tuple[float, float] = (3 / 4, 4 / 3),
-    resample: int = BILINEAR,
-) -> Any:
+def anywhere(picture: Any, size: int, random: Random, *, area: tuple[float, float] = (0.08, 1.0)) -> Any:
     """A random rectangle resized to a square, flipped half of the time: area uniform, log of width / height uniform.
 
     Szegedy et al. 2015, "Going deeper with convolutions"; where no rectangle fits, the middle square.
     """
     width, height = picture.size
-    found = picture
     for _ in range(ATTEMPTS):
         wanted = width * height * random.uniform(*area)
-        shape = math.exp(random.uniform(math.log(ratio[0]), math.log(ratio[1])))
+        shape = math.exp(random.uniform(math.log(3 / 4), math.log(4 / 3)))
         w, h = round(math.sqrt(wanted * shape)), round(math.sqrt(wanted / shape))
         if 0 < w <= width and 0 < h <= height:
             left, top = random.randint(0, width - w), random.randint(0, height - h)
-            found = picture.resize((size, size), resample, box=(left, top, left + w, top + h))
+            found = picture.resize((size, size), BILINEAR, box=(left, top, left + w, top + h))
             break
     else:
-        found = middle(picture, size, size, resample)
+        found = middle(picture, size, size)
     return found.transpose(0) if random.random() < 0.5 else found  # pillow's number 0: left to right

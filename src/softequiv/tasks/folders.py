@@ -53,13 +53,13 @@ def image_folder(
     seed: int = 0,
     classes: int | None = None,
 ) -> Classification:
-    """Pictures in class folders below train/, val/ and test/, or train/ and val/ (as ImageNet has them: val/ is then
+    """Pictures in class folders below train/, val/ and test/, or below train/ and val/ (as in ImageNet; val/ is then
     the test), or in one folder of class folders, or listed in its labels.tsv.
 
-    val/ may be called valid/ or validation/. Without train/, `test` of every class is for the test. What val/ holds
-    beside test/ chooses the model; where there are not both, `validation` of what is left to learn from does. Pictures
-    are the middle square of size x size pixels, the shorter side scaled to size / crop; with `crops`, training ones are
-    random rectangles, drawn anew in every epoch.
+    val/ may be called valid/ or validation/. Without train/, a share `test` of every class is the test. If there are
+    both val/ and test/, val/ chooses the model; otherwise a share `validation` of the training pictures does. Pictures
+    are the middle square of size x size pixels, with the shorter side scaled to size / crop; with `crops`, training
+    pictures are random rectangles, drawn anew in every epoch.
     """
     check_pillow()
     found = split_folder(folder, validation=validation, test=test, seed=seed, classes=classes)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from dataclasses import dataclass
 from random import Random
 from typing import Any, Protocol
@@ -10,7 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from softequiv.errors import SoftEquivError
+from softequiv.errors import SoftEquivError, imported
 from softequiv.tasks.base import Prepare
 from softequiv.tasks.classification import Classification
 from softequiv.tasks.decoding import MODES, check_pillow
@@ -89,10 +88,7 @@ def hub_splits(
 ) -> Splits:
     """A data set of the hub, or a folder that `datasets` reads. Where the columns are not named, they are the only one
     of pictures and the only one of classes; the test is by default the split `test`, else `validation`."""
-    try:
-        datasets: Any = importlib.import_module("datasets")
-    except ImportError:
-        raise SoftEquivError("data sets of the hub need datasets: pip install 'softequiv[hub]'") from None
+    datasets = imported("datasets", "data sets of the hub need datasets", "hub")
     check_pillow()
     try:
         found = datasets.load_dataset(name)

@@ -51,9 +51,8 @@ class Images:
 def open_images(
     folder: Path, model: nn.Module, *, size: int | None = None, limit: int | None = None, seed: int = 0, batch: int = 32
 ) -> Images:
-    """The pictures below a folder, as the model wants them; class folders are numbered by the model's own numbers
-    where it knows all the names, and by their order where it has no names. With `limit`, so many pictures, drawn at
-    random.
+    """The pictures below a folder, prepared for the model. Class folders get the model's own numbers if it knows all
+    their names, and are numbered in order if it has no names. `limit` draws so many pictures at random.
     """
     if not folder.is_dir():
         raise SoftEquivError(f"there is no folder {str(folder)!r}; give --data a folder of pictures")

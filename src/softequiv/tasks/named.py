@@ -20,7 +20,7 @@ from softequiv._files import path_of
 from softequiv.actions import Pictures
 from softequiv.adapt.plan import config_size
 from softequiv.errors import SoftEquivError
-from softequiv.tasks.base import Examples, Held
+from softequiv.tasks.base import Examples, Held, Prepare
 from softequiv.tasks.cifar import HUNDRED, TEN, cifar10, cifar100
 from softequiv.tasks.classification import Classification
 from softequiv.tasks.decoding import MODES, check_pillow, decoded
@@ -163,19 +163,23 @@ def _colours(
     return _shown(read(path, seed=seed), Sized(wants.normalised or normalised, wants.size, wants.channels))
 
 
-def _shown(task: Classification, prepare: Sized) -> Opened:
-    """The same pictures, prepared otherwise."""
+def prepared(task: Classification, prepare: Prepare) -> Classification:
+    """The same task, whose pictures in memory are prepared otherwise."""
 
     def part(examples: Examples) -> Examples:
         assert isinstance(examples, Held)
         return replace(examples, prepare=prepare)
 
+    return task.mapped(part)
+
+
+def _shown(task: Classification, prepare: Sized) -> Opened:
+    """The same pictures as a model wants them, and how a single one is made ready."""
     assert isinstance(task.train, Held)
     side, own = task.train.inputs.shape[-1], prepare.normalised
     framed = side + 2 * own.pad
-    shown = replace(task, train=part(task.train), validation=part(task.validation), test=part(task.test))
     size = prepare.size or framed
-    return Opened(shown, Squares(size, round(size * side / framed), own.mean, own.std))
+    return Opened(prepared(task, prepare), Squares(size, round(size * side / framed), own.mean, own.std))
 
 
 def pictures_and_masks(folder: Path, **settings: Any) -> Segmentation:

@@ -101,16 +101,6 @@ def as_examples(windows: Tensor, past: int) -> Held:
     return Held(windows[:, :-1].contiguous(), windows)
 
 
-def constant_velocity(past: Tensor, steps: int) -> Tensor:
-    """p_{T+k} = p_T + k (p_T - p_{T-1}) for k = 1, ..., steps: (N, T, d) to (N, steps, d).
-
-    >>> constant_velocity(torch.tensor([[[0.0, 0.0], [1.0, 2.0]]]), 2)
-    tensor([[[2., 4.], [3., 6.]]])
-    """
-    times = torch.arange(1, steps + 1, dtype=past.dtype, device=past.device)[:, None]
-    return past[:, -1:] + times * (past[:, -1:] - past[:, -2:-1])
-
-
 def read_scene(
     source: str | Path, scene: str, past: int = 8, future: int = 12, stride: int = 1, together: int = 2
 ) -> dict[str, Tensor]:

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from softequiv.errors import SoftEquivError
+from softequiv.errors import imported
 from softequiv.training.loop import LOG
 
 BOARD = "tensorboard"  # the folder of what TensorBoard reads
@@ -16,13 +16,10 @@ class Board:
     """Writes each new line of a training's log for TensorBoard; call it after steps, and once at the end."""
 
     def __init__(self, folder: Path) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError as missing:
-            raise SoftEquivError("TensorBoard is not installed: pip install 'softequiv[tensorboard]'") from missing
+        tensorboard = imported("torch.utils.tensorboard", "TensorBoard is not installed", "tensorboard")
         self.log, self.changed = folder / LOG, 0
         self.shown = len(self._lines())
-        self.writer: Any = SummaryWriter(str(folder / BOARD))
+        self.writer: Any = tensorboard.SummaryWriter(str(folder / BOARD))
 
     def __call__(self, step: int = 0) -> None:
         """Show what the log has gained."""

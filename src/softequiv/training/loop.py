@@ -1,8 +1,8 @@
 """The one training loop: any model, any task, any objective; on one core, a GPU, or many processes by accelerate.
 
-A step takes the same examples in the same batches however many processes share them, and every batch draws its numbers
-from a seed of its own, made of the run's seed, the step and the batch: a training taken up at any step, by as many
-processes or by others, is the training that was never interrupted.
+A step takes the same examples in the same batches however many processes share them, and every batch has a random seed
+of its own, made of the run's seed, the step and the batch. A training that resumes at any step, with any number of
+processes, therefore gives the same result as one that was never interrupted.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def plain(model: nn.Module, x: Tensor, y: Tensor, loss: Loss, generator: torch.G
 
 @dataclass
 class Fitted:
-    """What a training left behind: one line of figures for each evaluation, and which of them was the best."""
+    """The result of a training: one line of figures for each evaluation, and the index of the best."""
 
     history: list[dict[str, Any]] = field(default_factory=list)
     best: int | None = None
@@ -87,15 +87,16 @@ def fit(
 ) -> Fitted:
     """Train a model in place: theta <- argmin of the mean objective, by the recipe; it keeps the best weights seen.
 
-    `moves` are the elements under which validation figures are taken; `transform` changes each batch before the
-    objective sees it; `after_step` are called with the number of steps done. With a `folder` the training is saved
-    there every `save_every` steps and after each evaluation, with the state of the objective and of what is called, if
-    they have a `state_dict` of tensors; a later call with the same arguments goes on from there and ends with the same
-    weights. It may have other processes than the first: a step then takes the same examples, in the same batches where
-    the processes divide their number, and in smaller ones where not. Weights softened in project mode are held to their
-    constraint. Weights in half precision are made float32 and stay so, since small steps would be lost in them; with
-    bf16 the passes alone compute in it. Where the objective holds a target, the best are the best of those weights that
-    keep it within a fifth: before the price has had its effect, accuracy may well be higher.
+    `moves` are the elements under which validation figures are computed; `transform` changes each batch before the
+    objective sees it; `after_step` are called with the number of steps done. With a `folder`, the training is saved
+    there every `save_every` steps and after each epoch, including the state of the objective and of the callbacks if
+    they have a `state_dict` of tensors. A later call with the same arguments resumes it and ends with the same weights,
+    also with another number of processes; batches become smaller if that number does not divide theirs.
+
+    Weights softened in project mode are held to their constraint. Weights in half precision become float32 and stay so,
+    since small steps would be lost in them; bf16 is the precision of the passes alone. If the objective holds a target,
+    the best weights are chosen among those that keep it to within a fifth: accuracy is often highest before the price
+    has had its effect.
 
     >>> from softequiv.actions import Still
     >>> from softequiv.groups import C

@@ -24,14 +24,13 @@ MOST = 2**62  # torch's generators and sizes take no larger numbers
 class Recipe:
     """How long, how fast, and with what.
 
-    The rate rises over `warmup` epochs and falls to zero by `schedule`; `head_rate` is that of the last layer with
-    weights, `layer_decay` multiplies the rate once for every block from that layer down, across stages; the stem is
-    below all blocks, and what stands behind the last one learns as it does. Decoupled weight decay (adamw) leaves
-    biases and other vectors alone, as usual; adam and sgd decay every weight. `ema` evaluates and keeps an exponential
-    average of the weights, whose decay after t steps is min(ema, (1 + t) / (10 + t)), so that short runs forget their
-    first weights too. An epoch goes through the examples in an order of its own and leaves out what is left over of
-    whole batches: 100 examples make one batch of 64. The model that is kept is the best on the validation examples, or
-    the last one.
+    The rate rises over `warmup` epochs and falls to zero by `schedule`. `head_rate` is the rate of the last layer with
+    weights; `layer_decay` multiplies the rate once for every block below it, across stages: the stem is below all
+    blocks, and layers behind the last block have its rate. Decoupled weight decay (adamw) leaves biases and other
+    vectors alone; adam and sgd decay every weight. With `ema`, an exponential average of the weights is evaluated and
+    kept, whose decay after t steps is min(ema, (1 + t) / (10 + t)), so that short runs forget their first weights too.
+    Each epoch shuffles the examples and drops the last, incomplete batch: 100 examples make one batch of 64. `keep`
+    says which model is kept: the best on the validation examples, or the last.
 
     >>> recipe = Recipe(epochs=3, rate=1e-3)
     >>> Recipe.parse(recipe.to_json()) == recipe
@@ -120,8 +119,8 @@ class Recipe:
 
     @classmethod
     def parse(cls, text: str, usual: Recipe | None = None) -> Recipe:
-        """The recipe of a JSON text; what it leaves out is as in the usual one. Unknown settings are refused with the
-        nearest known name."""
+        """The recipe of a JSON text, with the settings of `usual` for those that it leaves out. Unknown settings are
+        refused with the nearest known name."""
         try:
             told = read_json(text)
         except ValueError as problem:
@@ -134,7 +133,7 @@ class Recipe:
 
     @classmethod
     def of(cls, settings: Mapping[str, Any], usual: Recipe | None = None) -> Recipe:
-        """The recipe of settings by name; what they leave out is as in the usual one."""
+        """The recipe of settings by name, with those of `usual` for the rest."""
         if not isinstance(settings, Mapping):
             raise SoftEquivError(f"settings are a mapping from names to values; got {type(settings).__name__}")
         known = [field.name for field in fields(cls)]
