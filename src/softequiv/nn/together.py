@@ -136,4 +136,6 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        return (None, *_Linear.apply(ctx.filters, *gradients))  # type: ignore[no-untyped-call]
+        if torch.is_grad_enabled() and not traced_or_transformed():
+            return (None, *_Linear.apply(ctx.filters, *gradients))  # type: ignore[no-untyped-call]
+        return (None, *through_linear(gradients, ctx.filters))

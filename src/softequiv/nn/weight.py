@@ -23,7 +23,7 @@ from softequiv.gains.cone import nearest
 from softequiv.nn.module import check_module
 from softequiv.reps import Rep
 from softequiv.spectrum import Filter, spectrum
-from softequiv.spectrum.base import full_precision, in_one_step
+from softequiv.spectrum.base import full_precision, in_one_step, traced_or_transformed
 from softequiv.spectrum.transforms import tf32_allowed
 
 Mode = Literal["parametrize", "project"]
@@ -121,12 +121,14 @@ def sharing(filters: Iterable[tuple[Filter, Soft, torch.dtype, torch.device]]) -
 def through_linear(weights: Sequence[Tensor | None], filters: Iterable[Sharing]) -> list[Any]:
     """Each stored tensor that is there through its own filter; those that share one go together, as one long tensor."""
     done: list[Any] = [None] * len(weights)
+    transformed = traced_or_transformed()
     for shared in filters:
         members = [number for number in shared.members if weights[number] is not None]
         own: list[Any] = [weights[number] for number in members]
         if not own:
             continue
-        if shared.soft.layout != PLAIN or torch._C._functorch.is_legacy_batchedtensor(own[0]):  # not to be flattened
+        apart = transformed or torch._C._functorch.is_legacy_batchedtensor(own[0])  # torch cannot flatten these
+        if apart or shared.soft.layout != PLAIN:
             for number, part in zip(members, own, strict=True):
                 done[number] = through(shared.apply, shared.soft, part)
             continue
@@ -182,9 +184,13 @@ class Prepared:
         self.weight, self.theta, self.version, self.fitted = weight, theta, theta._version, fitted
         self.during, self.recorded = during, False
 
+    def lasts(self) -> bool:
+        """Whether the pass it was made for is under way, or a backward pass, which may compute parts of it again."""
+        return (self.during is not None and self.during.under_way) or torch._C._current_graph_task_id() >= 0
+
     def during_another(self, own: Pass) -> bool:
-        """Whether it is ready for a pass around this one."""
-        return self.during is not None and self.during is not own and self.during.under_way
+        """Whether it is ready for a pass around this one, or for the backward pass of that."""
+        return self.weight is not None and self.during is not own and self.lasts()
 
     def end(self, during: Pass) -> None:
         """The pass is over: let go of what its backward pass will not ask for."""
@@ -199,7 +205,7 @@ class Prepared:
         """The weight, if filtering now would give the same value and the same gradient; otherwise nothing is ready any
         more, so that what was filtered at its access is so again in the backward pass.
         """
-        weight, during = self.weight, self.during
+        weight = self.weight
         if weight is None:
             return None
         recording = torch.is_grad_enabled()
@@ -207,7 +213,7 @@ class Prepared:
             theta is self.theta
             and theta._version == self.version
             and fitted is self.fitted
-            and ((during is not None and during.under_way) or torch._C._current_graph_task_id() >= 0)
+            and self.lasts()
             and not (recording and (weight.requires_grad != theta.requires_grad or weight.is_inference()))
         ):
             self.recorded |= recording
