@@ -5,6 +5,7 @@ Kronecker sums.
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -166,14 +167,29 @@ def refuse_rounded(matrices: Sequence[Tensor], flows: int, what: str, error: typ
             raise error(f"generator {index} of {what} fails to be {kind} by {excess:.1g}: {ROUNDED}")
 
 
-def canonical_signs(basis: Tensor) -> Tensor:
-    """Flip columns so that the entry of largest magnitude is positive (the first of several)."""
+def column_signs(basis: Tensor) -> Tensor:
+    """The sign of each column's entry of largest magnitude (the first of several): (n, k) to (k,)."""
     if basis.numel() == 0:
-        return basis
+        return basis.new_ones(basis.shape[1])
     magnitude = basis.abs()
     first = (magnitude >= magnitude.amax(0, keepdim=True) * (1 - LEVEL_TOLERANCE)).to(torch.int8).argmax(0)
-    signs = basis.gather(0, first[None]).sign()
-    return basis * torch.where(signs == 0, 1.0, signs)
+    signs = basis.gather(0, first[None])[0].sign()
+    return torch.where(signs == 0, 1.0, signs)
+
+
+def canonical_signs(basis: Tensor) -> Tensor:
+    """Flip columns so that the entry of largest magnitude is positive."""
+    return basis * column_signs(basis)
+
+
+def runs(ordered: Tensor, gap: float) -> list[slice]:
+    """Where neighbours in an ascending sequence lie no more than `gap` apart, run after run.
+
+    >>> runs(torch.tensor([0.0, 0.1, 1.0]), 0.5)
+    [slice(0, 2, None), slice(2, 3, None)]
+    """
+    bounds = [0, *(torch.nonzero(ordered.diff() > gap).flatten() + 1).tolist(), len(ordered)]
+    return [slice(*ends) for ends in itertools.pairwise(bounds)]
 
 
 def level_basis(rates: Tensor) -> tuple[Tensor, Tensor]:

@@ -92,7 +92,7 @@ class Solution:
         units = [scaled(y) for y in self.coordinates]
         moved = [None if g is None else cone.of.analyse(g) for cone, g in zip(cones, gradients, strict=True)]
         products = [torch.zeros_like(y) if v is None else v * y for v, y in zip(moved, units, strict=True)]
-        pulls = rows([level_sums(cone.of, p) for cone, p in zip(cones, products, strict=True)])
+        pulls = rows([cone.of.level_sums(p) for cone, p in zip(cones, products, strict=True)])
         above = self.ratios - 1
         slopes = above * self.gains.square()
         steep = (self.energies * above.square() * self.gains**3).sum(-1, keepdim=True)
@@ -166,13 +166,7 @@ def scaled(coordinates: Tensor) -> Tensor:
 
 def direction_energies(of: Spectrum, coordinates: Tensor) -> Tensor:
     """||w_sigma||^2 at each level up to a common factor, from coordinates: (levels,) float64, differentiable."""
-    return level_sums(of, scaled(coordinates).square())
-
-
-def level_sums(of: Spectrum, numbers: Tensor) -> Tensor:
-    """The sum over each level and all copies of one number for each coordinate, (..., D): (levels,)."""
-    own = numbers.reshape(-1, of.rep.dim).sum(0)
-    return own.new_zeros(len(of.levels)).index_add(0, of.level_of, own)
+    return of.level_sums(scaled(coordinates).square())
 
 
 def least_distortion_gain(energies: Tensor, ratio: Tensor) -> Tensor:

@@ -243,13 +243,7 @@ class Group(ABC):
         if k == 0:
             near = elements_within(self, within)
             return near[int(torch.randint(len(near), (), generator=generator))]
-        if len(self.steps) == 0:
-            direction = torch.randn(k, dtype=torch.float64, generator=generator)
-            radius = min(reach, self.covering_radius) * torch.rand((), dtype=torch.float64, generator=generator) ** (
-                1 / k
-            )
-            return self.element(*(direction / direction.norm() * radius).tolist())
-        # a mixed group: a step costs one unit of the range, the flow takes what is left
+        # a step costs one unit of the range, the flow takes what is left
         counts = self._some_steps(reach, generator)
         left = math.sqrt(max(0.0, reach**2 - sum(count**2 for count in counts)))
         left = min(left, within) if isinstance(within, Angle) else left
@@ -321,8 +315,7 @@ class Group(ABC):
         if len(self.lie) == 0 and length < 1:
             raise GroupError(
                 f"the range {within!r} contains no element of {self} but the identity; its shortest step is "
-                f"{self.unit}: "
-                "widen the range or take a finer group"
+                f"{self.unit}: widen the range or take a finer group"
             )
         return min(length, self.covering_radius)  # no element is farther
 
