@@ -18,17 +18,17 @@ from torch import Tensor, nn
 
 from softequiv._text import aligned
 from softequiv.actions import Pictures, Vectors
-from softequiv.adapt.bake import bake
 from softequiv.adapt.find import Setting
-from softequiv.adapt.group import chosen_group, group_of
+from softequiv.adapt.group import chosen_group
 from softequiv.asking import asked, at_home, check_finite, evaluating
 from softequiv.asking.answers import check_alone
 from softequiv.asking.data import check_samples
 from softequiv.asking.proportion import proportion_upper
-from softequiv.certify.certificate import found_located, soft_located, span
+from softequiv.certify.certificate import span
+from softequiv.certify.located import Located, located
 from softequiv.certify.operator import as_hom, spectral_norm
 from softequiv.certify.statistical import checked_confidence
-from softequiv.certify.weight import Located, certified, sum_rounding
+from softequiv.certify.weight import certified, sum_rounding
 from softequiv.errors import SoftEquivError, check_count, check_seed, checked_amount
 from softequiv.groups import C, D, Element, Group, Reflection
 from softequiv.groups.angles import range_of
@@ -261,7 +261,7 @@ def embedding_residual(
     """
     check_samples(x)
     chosen, reach = of_range(model, group, within)
-    weight = located(model, layer, Setting(chosen, action, grids))
+    weight = layer_weight(model, layer, Setting(chosen, action, grids))
     with evaluating(model):
         inputs = at_home(model, x)
         check_sees_through(model, layer, inputs)
@@ -300,14 +300,9 @@ def of_range(model: nn.Module, group: Group | str | None, within: float | str | 
     return chosen, reach
 
 
-def located(model: nn.Module, layer: str, setting: Setting) -> Located:
+def layer_weight(model: nn.Module, layer: str, setting: Setting) -> Located:
     """The weight of a layer on its representation, where the outputs of the layer stand still or are patches'."""
-    own = group_of(model)
-    weights = (
-        soft_located(model)
-        if own == setting.group
-        else found_located(bake(model, copy=True) if own else model, setting)
-    )
+    weights = located(model, setting)
     found = next((weight for weight in weights if weight.name == f"{layer}.weight"), None)
     if found is None:
         raise SoftEquivError(

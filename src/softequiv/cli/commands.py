@@ -21,9 +21,10 @@ from softequiv.adapt import bake, plan
 from softequiv.adapt.opening import refuse_occupied, save_model
 from softequiv.adapt.soften import carry_out
 from softequiv.certify import Certificate, StatisticalCertificate, certify
+from softequiv.certify.located import own_range
 from softequiv.cli import doctor, experiments, options, sweeps, tables, training
 from softequiv.cli.app import Answer, app, command
-from softequiv.cli.given import asked, opened, own_group, own_range, read_certificate, read_group, read_range
+from softequiv.cli.given import asked, opened, own_group, read_certificate, read_group, read_range
 from softequiv.errors import SoftEquivError
 from softequiv.measure import measure
 from softequiv.nn import Mode, soft_weights
