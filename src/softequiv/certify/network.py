@@ -22,8 +22,9 @@ from softequiv._text import aligned
 from softequiv.adapt.bake import bake
 from softequiv.adapt.checkpoint import action_of
 from softequiv.asking.data import check_samples
+from softequiv.certify.call import Call
 from softequiv.certify.certificate import Certificate, certify_weights, span
-from softequiv.certify.rules import NO_CONSTANT, RULES, Call
+from softequiv.certify.rules import NO_CONSTANT, RULES
 from softequiv.certify.signals import Affine, How, Moving, Range, Signal, UnboundedError
 from softequiv.errors import SoftEquivError
 from softequiv.groups import Group

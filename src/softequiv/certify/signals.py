@@ -46,6 +46,15 @@ class Affine:
 NOTHING = Affine(0.0, 0.0)
 
 
+def merged(*changes: Mapping[str, Affine]) -> dict[str, Affine]:
+    """Deviations by layer, those of one layer added up."""
+    total: dict[str, Affine] = {}
+    for change in changes:
+        for name, part in change.items():
+            total[name] = total.get(name, NOTHING) + part
+    return total
+
+
 @dataclass(frozen=True)
 class Still:
     """The group leaves the tensor alone."""
@@ -124,8 +133,7 @@ class Signal:
         """With a further deviation that a layer brings in."""
         if part == NOTHING:
             return self
-        change = {**self.change, name: self.change.get(name, NOTHING) + part}
-        return Signal(self.shape, self.how, self.size, change)
+        return Signal(self.shape, self.how, self.size, merged(self.change, {name: part}))
 
     def capped(self) -> Signal:
         """The same with a deviation of at most 2 ||h||, which holds where the group keeps lengths."""
@@ -210,7 +218,7 @@ class Range:
         turned = Pictures()(ringed, g)[..., 1:-1, 1:-1]
         return turned if axes == 2 else turned.squeeze(-2)
 
-    def picture(self, channels: int, sizes: tuple[int, ...], flat: bool = False) -> How:
+    def picture(self, channels: int, sizes: tuple[int, ...]) -> How:
         """How a picture of these sizes moves; one of a single pixel does not."""
         if math.prod(sizes) == 1:
             return Still()
@@ -220,8 +228,8 @@ class Range:
             turns = isinstance(self.group, (C, D))
             if turns and (len(sizes) != 2 or (self.swaps_axes and len(set(sizes)) > 1)):
                 raise UnboundedError(f"{self.group} turns squares, and {sizes} is not one")
-            return Pixels(channels, sizes, flat)
-        return Moving(self.grid(sizes), channels, flat)
+            return Pixels(channels, sizes)
+        return Moving(self.grid(sizes), channels, flat=False)
 
     def map_change(self, weight: Tensor, source: How, target: Rep | None) -> float:
         """A bound on sup ||W rho_X(g) - rho_Y(g) W||_op for W (rows, columns); the target stands still if None."""
