@@ -27,7 +27,8 @@ from softequiv.errors import GroupError, SoftEquivError
 from softequiv.gains import Gain, hard, least_distortion, schur, smooth, softness
 from softequiv.groups import Angle, parse_group
 from softequiv.nn import SoftWeight, project, set_gain, soft_weights
-from softequiv.nn.weight import PLAIN, Soft, whole
+from softequiv.nn.soft import PLAIN, Soft
+from softequiv.nn.weight import whole
 from softequiv.reps import Action, Cube, Matrices, Rep, Square
 
 WEIGHTS, RECIPE, FORMAT = "model.safetensors", "softequiv.json", 1
