@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from softequiv.adapt.checkpoint import stored_tensors
+from softequiv.adapt.positions import dotted
 from softequiv.asking import evaluating
 from softequiv.errors import SoftEquivError
 from softequiv.nn import FilteredWeight, soft_weights
@@ -107,7 +108,7 @@ def check_written_out(model: nn.Module) -> None:
             for step in steps:
                 if not isinstance(step, FilteredWeight) and any(isinstance(p, FilteredWeight) for p in step.modules()):
                     raise SoftEquivError(
-                        f"{f'{prefix}.' if prefix else ''}{attribute} is made by {type(step).__name__}, of which a "
+                        f"{dotted(prefix, attribute)} is made by {type(step).__name__}, of which a "
                         "filter is only a part, so baking cannot write it out; do that first, for residual pathways "
                         "by softequiv.baselines.merged(model)"
                     )

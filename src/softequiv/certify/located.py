@@ -14,6 +14,7 @@ from torch.nn.utils import parametrize
 from softequiv.adapt.bake import bake
 from softequiv.adapt.find import CONVOLUTIONS, Found, Setting, find, refuse_unready
 from softequiv.adapt.group import group_of
+from softequiv.adapt.positions import dotted
 from softequiv.certify.operator import as_hom
 from softequiv.errors import WeightError
 from softequiv.gains.cone import LeastDistortion
@@ -63,25 +64,21 @@ class Located:
 def located(model: nn.Module, setting: Setting) -> list[Located]:
     """The soft weights of a model that is soft for this group; else those that live on a grid once it is plain."""
     own = group_of(model)
-    if own != setting.group:
-        return found_located(bake(model, copy=True) if own else model, setting)
-    return [
-        Located(w.name, w.module, w.attribute, w.soft.rep, w.soft.layout, target_of(w.soft.gain))
-        for w in soft_weights(model)
-    ]
+    if own == setting.group:
+        return [
+            Located(w.name, w.module, w.attribute, w.soft.rep, w.soft.layout, target_of(w.soft.gain))
+            for w in soft_weights(model)
+        ]
+    plain = bake(model, copy=True) if own else model
+    every = [found for found in find(plain, setting) if isinstance(found, Found)]
+    for found in every:
+        refuse_unready(plain, found)
+    return [Located(f.name, plain.get_submodule(f.module), f.attribute, f.rep, f.layout) for f in every]
 
 
 def target_of(gain: Any) -> LeastDistortion | None:
     """The error target, where a gain is one."""
     return gain if isinstance(gain, LeastDistortion) else None
-
-
-def found_located(model: nn.Module, setting: Setting) -> list[Located]:
-    """The weights of a plain model that live on a grid."""
-    every = [found for found in find(model, setting) if isinstance(found, Found)]
-    for found in every:
-        refuse_unready(model, found)
-    return [Located(f.name, model.get_submodule(f.module), f.attribute, f.rep, f.layout) for f in every]
 
 
 def own_range(model: nn.Module) -> float | None:
@@ -115,4 +112,4 @@ def bakeable(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
             continue  # what a parametrised weight is made from; the weight itself comes with its own module
         made = list(cast(Any, module).parametrizations) if parametrize.is_parametrized(module) else []
         for attribute in (*made, *(name for name, _ in module.named_parameters(recurse=False))):
-            yield f"{prefix}.{attribute}".lstrip("."), getattr(module, attribute).detach()
+            yield dotted(prefix, attribute), getattr(module, attribute).detach()
