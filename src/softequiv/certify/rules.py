@@ -38,16 +38,16 @@ AT_ZERO = {"sigmoid": 0.5, "hardsigmoid": 0.5}
 SAME = ("clone", "contiguous", "alias", "detach", "lift_fresh_copy", "_to_copy", "to", "dropout", "feature_dropout")
 RESHAPES = ("view", "reshape", "flatten", "squeeze", "unsqueeze", "_unsafe_view")
 NO_CONSTANT = {
-    "layer_norm": "layer norm enlarges small inputs without a limit that says anything",
-    "native_layer_norm": "layer norm enlarges small inputs without a limit that says anything",
+    **dict.fromkeys(
+        ("layer_norm", "native_layer_norm"), "layer norm enlarges small inputs without a limit that says anything"
+    ),
     "group_norm": "group norm enlarges small inputs without a limit that says anything",
     "instance_norm": "instance norm enlarges small inputs without a limit that says anything",
     "rms_norm": "RMS norm enlarges small inputs without a limit that says anything",
-    "scaled_dot_product_attention": "attention multiplies activations by activations",
-    "softmax": "attention multiplies activations by activations",
-    "_softmax": "attention multiplies activations by activations",
-    "matmul": "activations are multiplied by activations",
-    "bmm": "activations are multiplied by activations",
+    **dict.fromkeys(
+        ("scaled_dot_product_attention", "softmax", "_softmax"), "attention multiplies activations by activations"
+    ),
+    **dict.fromkeys(("matmul", "bmm"), "activations are multiplied by activations"),
 }
 
 

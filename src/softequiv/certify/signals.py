@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from softequiv.actions import Pictures
 from softequiv.certify.operator import linear_map, operator_change, spectral_norm
-from softequiv.groups import C, D, Element, Group, Reflection, Shifts, Step
+from softequiv.groups import C, D, Element, Group, Shifts, Step
 from softequiv.nn.layers import is_scalar
 from softequiv.reps import Action, Rep, grid, scalar, terms_of
 from softequiv.spectrum import spectrum
@@ -169,11 +169,6 @@ def are_permutations(matrices: Tensor) -> bool:
     return bool((ones | zeros).all() and (ones.sum(-1) == 1).all() and (ones.sum(-2) == 1).all())
 
 
-def permutes_pixels(group: Group) -> bool:
-    """Whether the group holds quarter turns, flips and shifts alone."""
-    return isinstance(group, (Reflection, Shifts)) or (isinstance(group, (C, D)) and 4 % group.n == 0)
-
-
 @dataclass(frozen=True)
 class Range:
     """The group elements that a certificate is for."""
@@ -222,7 +217,7 @@ class Range:
         """How a picture of these sizes moves; one of a single pixel does not."""
         if math.prod(sizes) == 1:
             return Still()
-        if permutes_pixels(self.group):
+        if Pictures().exact(self.group):  # quarter turns, flips and shifts alone
             if isinstance(self.group, Shifts) and self.group.sizes != sizes:
                 raise UnboundedError(f"{self.group} does not act on {sizes} pixels; it shifts pictures of its own size")
             turns = isinstance(self.group, (C, D))

@@ -71,7 +71,8 @@ class Solution:
     def of(weights: Sequence[tuple[Cone, Tensor]]) -> Solution:
         """The equations of these weights, solved."""
         coordinates = [cone.of.analyse(weight) for cone, weight in weights]
-        energies = rows([direction_energies(cone.of, y) for (cone, _), y in zip(weights, coordinates, strict=True)])
+        squares = [scaled(y).square() for y in coordinates]
+        energies = rows([cone.of.level_sums(own) for (cone, _), own in zip(weights, squares, strict=True)])
         ratios = rows([cone.ratio.to(energies) for cone, _ in weights])
         return Solution(coordinates, energies, ratios, least_distortion_gain(energies, ratios))
 
@@ -162,11 +163,6 @@ def scaled(coordinates: Tensor) -> Tensor:
     if coordinates.dtype == torch.float64 and wide.numel():  # squares of these may overflow or vanish
         wide = wide / wide.detach().abs().amax().clamp(min=torch.finfo(torch.float64).tiny)
     return wide
-
-
-def direction_energies(of: Spectrum, coordinates: Tensor) -> Tensor:
-    """||w_sigma||^2 at each level up to a common factor, from coordinates: (levels,) float64, differentiable."""
-    return of.level_sums(scaled(coordinates).square())
 
 
 def least_distortion_gain(energies: Tensor, ratio: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from softequiv._cache import cached
-from softequiv._linalg import expm, is_orthogonal, is_skew
+from softequiv._linalg import expm, is_orthogonal, is_skew, stack
 from softequiv.errors import GroupError, checked_number
 from softequiv.groups.angles import Angle
 
@@ -123,14 +123,14 @@ class Group(ABC):
         """How people write it; `parse_group(name)` gives the group back."""
 
     @property
-    @abstractmethod
     def lie(self) -> Tensor:
-        """Lie generators A_i in the defining representation, (k, n, n)."""
+        """Lie generators A_i in the defining representation, (k, n, n); none for a group that gives steps alone."""
+        return stack([], self.steps.shape[-1])
 
     @property
-    @abstractmethod
     def steps(self) -> Tensor:
-        """Discrete generators s_j in the defining representation, (m, n, n)."""
+        """Discrete generators s_j in the defining representation, (m, n, n); none for one that gives `lie` alone."""
+        return stack([], self.lie.shape[-1])
 
     @property
     @abstractmethod

@@ -169,10 +169,6 @@ class Shifts(Group):
         return math.prod(self.sizes)
 
     @property
-    def abelian(self) -> bool:
-        return True
-
-    @property
     def relations(self) -> tuple[Word, ...]:
         axes = range(len(self.sizes))
         cycles: tuple[Word, ...] = tuple((Step(axis, self.sizes[axis]),) for axis in axes)

@@ -101,10 +101,6 @@ class SO(Group):
         return plane_generators(self.n).clone()  # the caller's own
 
     @property
-    def steps(self) -> Tensor:
-        return stack([], self.n)
-
-    @property
     def unit(self) -> str:
         return "one radian in a coordinate plane"
 
