@@ -58,7 +58,15 @@ def projected_weights(model: nn.Module) -> list[SoftWeight]:
 
 
 def project(model: nn.Module) -> None:
-    """Project every stored weight of a model in project mode onto its constraint."""
+    """Project every stored weight of a model in project mode onto its constraint, in place.
+
+    >>> import softequiv as se
+    >>> layer = se.soften(nn.Conv2d(3, 8, 5), "C4", softness=0, mode="project")
+    >>> _ = layer.weight.data.normal_()
+    >>> project(layer)
+    >>> torch.allclose(layer.weight, layer.weight.rot90(1, (-2, -1)), atol=1e-6)
+    True
+    """
     filter_all((weight.stored, weight.filtered) for weight in projected_weights(model))
 
 
