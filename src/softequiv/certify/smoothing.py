@@ -176,10 +176,10 @@ def certify_smoothed(
 ) -> SmoothedCertificate:
     """For which samples x (N, ...) can no g of the range change the class of the smoothed model?
 
-    Those with `embedding_residual` < `certified_radius`(sigma, share), share the lower bound on the votes for the
-    leading class: 100 votes choose it, `votes` others count it. The group is by default that of a soft model, the range
-    all of it; `grids` and `action` as in `certify`.
-    Confidence is for each sample; for all N at once ask for 1 - (1 - confidence) / N.
+    Those with `embedding_residual` < `certified_radius`(sigma, share), where `share` is the lower bound on the share of
+    votes for the leading class: 100 votes choose the class, and `votes` others are counted. The group is by default
+    that of a soft model, the range all of it; `grids` and `action` are as in `certify`. The confidence is for each
+    sample; for all N at once ask for 1 - (1 - confidence) / N.
 
     >>> import softequiv as se
     >>> net = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 2))
