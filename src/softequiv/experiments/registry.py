@@ -30,6 +30,7 @@ PLACES = {
     "full-equivariant": "full_equivariant:FULL_EQUIVARIANT",
     "softness-selection": "softness_selection:SOFTNESS_SELECTION",
     "whole-network": "whole_network:WHOLE_NETWORK",
+    "typed-vit": "typed_vit:TYPED_VIT",
 }
 
 

@@ -7,25 +7,21 @@ One class: a group and a gain turn the plain network into the soft one.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from softequiv.baselines.autoregressive import Autoregressive
 from softequiv.errors import RepresentationError, SoftEquivError
 from softequiv.gains import Gain
 from softequiv.groups import SO, Group
-from softequiv.nn import CopyNorm, Gated, Lengths, SoftLinear, gated
+from softequiv.nn import SoftLinear
 from softequiv.nn.layers import EXACT
-from softequiv.reps import Rep, direct_sum, scalar, terms_of, vector
+from softequiv.reps import Rep, scalar, vector
+from softequiv.tasks.transformer import Layer, norm, times
 
-EXPANSION = 4  # hidden features per feature of the stream
 CODES = 16  # numbers that tell a step's place in time
 SLOWEST = 100.0  # the code's longest wave is 2 pi times so many steps, well beyond a track's length
-
-Maps = Callable[[Rep, Rep], nn.Linear]
 
 
 class Forecaster(Autoregressive):
@@ -73,10 +69,10 @@ class Forecaster(Autoregressive):
                 return nn.Linear(source.dim, target.dim)
             return SoftLinear(source, target, gain or EXACT)
 
-        stream = direct_sum([(term, heads * copies) for term, copies in terms_of(head)])
+        stream = times(heads, head)
         self.embed = maps(point + CODES * scalar(point.group), stream)
-        self.layers = nn.ModuleList(Layer(stream, head, heads, maps, typed) for _ in range(layers))
-        self.norm = CopyNorm(stream) if typed else nn.LayerNorm(stream.dim)
+        self.layers = nn.ModuleList(Layer(head, heads, maps, typed, causal=True) for _ in range(layers))
+        self.norm = norm(stream, typed)
         self.head = maps(stream, point)
 
     def change(self, displacements: Tensor) -> Tensor:
@@ -120,35 +116,3 @@ def head_type(point: Rep, width: int, heads: int, typed: bool) -> Rep:
     vectors = size // unit
     scalars = size - vectors * point.dim
     return scalars * scalar(point.group) + vectors * point if scalars else vectors * point
-
-
-class Layer(nn.Module):
-    """One causal transformer layer, (N, T, stream.dim) to the same."""
-
-    def __init__(self, stream: Rep, head: Rep, heads: int, maps: Maps, typed: bool) -> None:
-        super().__init__()
-        self.heads = heads
-        self.before = CopyNorm(stream) if typed else nn.LayerNorm(stream.dim)
-        self.query, self.key, self.value = (maps(stream, heads * head) for _ in range(3))
-        self.out = maps(heads * head, stream)
-        hidden = direct_sum([(term, EXPANSION * copies) for term, copies in terms_of(stream)])
-        if typed:
-            lengths = Lengths(stream)
-            between: list[nn.Module] = [CopyNorm(stream), lengths, maps(lengths.target, gated(hidden)), Gated(hidden)]
-        else:
-            between = [nn.LayerNorm(stream.dim), maps(stream, hidden), nn.GELU()]
-        self.mlp = nn.Sequential(*between, maps(hidden, stream))
-
-    def forward(self, x: Tensor) -> Tensor:
-        read = self.before(x)
-        # a head's features are orthogonal, so that no group element changes its inner products
-        query, key, value = (self._split(part(read)) for part in (self.query, self.key, self.value))
-        mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
-        x = x + self.out(mixed.transpose(1, 2).flatten(2))
-        grown: Tensor = x + self.mlp(x)
-        return grown
-
-    def _split(self, x: Tensor) -> Tensor:
-        """(N, T, heads * head.dim) to (N, heads, T, head.dim)."""
-        split: Tensor = x.unflatten(-1, (self.heads, -1))
-        return split.transpose(1, 2)
