@@ -11,9 +11,10 @@ from torch import nn
 import softequiv as se
 from draws import ALL_GROUPS, as_trained, leaves
 from softequiv.certify import Certificate, certify
+from softequiv.certify.located import Located
 from softequiv.certify.modelled import turn
 from softequiv.certify.operator import spectral_norm
-from softequiv.certify.weight import Located, certified, rounding_of
+from softequiv.certify.weight import certified, rounding_of
 from softequiv.nn import Layout, SoftConv2d, SoftLinear, SoftTable
 from zoo import CASES
 

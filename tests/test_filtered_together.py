@@ -507,6 +507,24 @@ def test_activations_of_which_products_are_kept(how):
 
 
 @EVERY_GAIN
+def test_activations_are_kept_of_a_part_with_hooks_of_its_own(how):
+    def kept():
+        return create_selective_checkpoint_contexts([torch.ops.aten.mm.default, torch.ops.aten.convolution.default])
+
+    class Outer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.part = net(**how)
+
+        def forward(self, x):
+            return checkpoint(self.part, x, use_reentrant=False, context_fn=kept)
+
+    model, x = Outer(), batch().requires_grad_()
+    filtered_together(model)
+    assert_same(gradients(model, x), gradients(model, x, model.part.forward))
+
+
+@EVERY_GAIN
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_a_layer_inside_and_outside_of_a_checkpoint(how, reentrant):
     class Twice(nn.Sequential):
@@ -542,6 +560,34 @@ def test_derivatives_in_forward_mode(how):
         answers = torch.func.functional_call(model, dict(zip(names, duals, strict=True)), x)
         tangent = forward_ad.unpack_dual(loss_of(answers)).tangent
     assert float(tangent.detach()) == pytest.approx(expected, rel=1e-4)
+
+
+@EVERY_GAIN
+def test_gradients_for_many_directions_at_once(how):
+    model, x = net(**how), batch()
+    parameters = list(model.parameters())
+
+    def rows(call):
+        losses = call(x).square().mean((1, 2, 3))
+        return torch.vmap(lambda v: torch.autograd.grad(losses, parameters, v, retain_graph=True))(torch.eye(2))
+
+    for found, expected in zip(rows(model), rows(model.forward), strict=True):
+        assert torch.allclose(found, expected, rtol=1e-4, atol=1e-6)
+
+
+@EVERY_GAIN
+def test_gradients_that_carry_tangents(how):
+    model, x = net(**how), batch()
+    parameters, along = list(model.parameters()), torch.randn(2, 4, 9, 9)
+
+    def tangents(call):
+        answers = call(x)
+        with forward_ad.dual_level():
+            dual = forward_ad.make_dual(torch.ones_like(answers), along)
+            return [forward_ad.unpack_dual(g).tangent for g in torch.autograd.grad(answers, parameters, dual)]
+
+    for found, expected in zip(tangents(model), tangents(model.forward), strict=True):
+        assert torch.allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
 @EVERY_GAIN

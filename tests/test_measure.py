@@ -831,7 +831,7 @@ GOOD = (drawn(4, 2, 9, 9), torch.tensor([0, 1, 2, 0]))
             "exp\\(1\\) lies outside the range 30deg",
         ),
         (classifier(), GOOD, "SO(2)", {"within": "wide"}, "cannot read the range 'wide'"),
-        (classifier(), GOOD, "SO(2)", {"within": [1]}, "a range is an angle"),
+        (classifier(), GOOD, "SO(2)", {"within": [1]}, "a range is a number"),
         (classifier(), GOOD, "C4", {"batch_size": 0}, "batch_size is a whole number of at least 1; got 0"),
         (classifier(), GOOD, "C4", {"jacobians": -1}, "jacobians is"),
         (classifier(), GOOD, "C4", {"acts": "bicubic"}, "acts must be an action on data"),

@@ -339,6 +339,12 @@ def test_tables_of_anything_else_are_left_alone_and_say_why(build: Any, name: st
     assert re.search(reason, reasons(model)[name])
 
 
+def test_a_table_of_the_model_itself_is_named_once() -> None:
+    model = biases(16, None)[0]
+    model.patches = nn.Conv2d(3, 8, 3)
+    assert [left.name for left in se.plan(model, "C4", softness=0.0).skipped] == ["relative_position_bias_table"]
+
+
 def test_object_queries_stay_as_many_as_they_were() -> None:
     model = detr()
     before = model.model.query_position_embeddings.weight.detach().clone()

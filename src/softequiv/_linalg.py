@@ -5,6 +5,7 @@ Kronecker sums.
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -140,40 +141,55 @@ def checked_matrices(matrices: Sequence[Tensor], what: str, error: type[Exceptio
     return [matrix.to(torch.float64) for matrix in checked]
 
 
-def refuse_slow(matrices: Sequence[Tensor], flows: int, what: str, error: type[Exception]) -> None:
-    """Refuse generators, the first `flows` of them Lie generators, that move something, and too little to be told from
-    rounding: their levels would count as level 0.
+def checked_generators(
+    lie: Sequence[Tensor] | Tensor, steps: Sequence[Tensor] | Tensor, what: str, error: type[Exception]
+) -> tuple[Tensor, Tensor]:
+    """Lie generators (k, n, n) and steps (m, n, n) in float64, at least one in all, or an error saying what is wrong.
+
+    Also refused are generators that move something, but too little to be told from rounding (their levels would count
+    as level 0), and those that are skew or orthogonal but for the rounding of another precision.
     """
+    matrices, flows = checked_matrices([*lie, *steps], what, error), len(lie)
     for index, matrix in enumerate(matrices):
-        rate = float((matrix if index < flows else matrix - torch.eye(len(matrix))).abs().max())
+        flow, eye = index < flows, torch.eye(len(matrix), dtype=torch.float64)
+        rate = float((matrix if flow else matrix - eye).abs().max())
         if 0 < rate < SLOWEST:
             raise error(
                 f"generator {index} of {what} moves by {rate:.1g} in a unit of time, which is lost in rounding; take a "
                 f"larger unit, so that it is near 1, or leave the generator out"
             )
-
-
-def refuse_rounded(matrices: Sequence[Tensor], flows: int, what: str, error: type[Exception]) -> None:
-    """Refuse generators, the first `flows` of them Lie generators, that are skew or orthogonal but for the rounding of
-    another precision.
-    """
-    for index, matrix in enumerate(matrices):
-        flow = index < flows
-        excess = float((matrix + matrix.mT if flow else matrix @ matrix.mT - identity_like(matrix)).abs().max())
+        excess = float((matrix + matrix.mT if flow else matrix @ matrix.mT - eye).abs().max())
         scale = max(1.0, float(matrix.abs().max())) if flow else 1.0
         if FLOAT64_ROUNDING * scale < excess <= FLOAT32_ROUNDING * scale:
             kind = "skew" if flow else "orthogonal"
             raise error(f"generator {index} of {what} fails to be {kind} by {excess:.1g}: {ROUNDED}")
+    dim = len(matrices[0])
+    return stack(matrices[:flows], dim), stack(matrices[flows:], dim)
+
+
+def column_signs(basis: Tensor) -> Tensor:
+    """The sign of each column's entry of largest magnitude (the first of several): (n, k) to (k,)."""
+    if basis.numel() == 0:
+        return basis.new_ones(basis.shape[1])
+    magnitude = basis.abs()
+    first = (magnitude >= magnitude.amax(0, keepdim=True) * (1 - LEVEL_TOLERANCE)).to(torch.int8).argmax(0)
+    signs = basis.gather(0, first[None])[0].sign()
+    return torch.where(signs == 0, 1.0, signs)
 
 
 def canonical_signs(basis: Tensor) -> Tensor:
-    """Flip columns so that the entry of largest magnitude is positive (the first of several)."""
-    if basis.numel() == 0:
-        return basis
-    magnitude = basis.abs()
-    first = (magnitude >= magnitude.amax(0, keepdim=True) * (1 - LEVEL_TOLERANCE)).to(torch.int8).argmax(0)
-    signs = basis.gather(0, first[None]).sign()
-    return basis * torch.where(signs == 0, 1.0, signs)
+    """Flip columns so that the entry of largest magnitude is positive."""
+    return basis * column_signs(basis)
+
+
+def runs(ordered: Tensor, gap: float) -> list[slice]:
+    """Where neighbours in an ascending sequence lie no more than `gap` apart, run after run.
+
+    >>> runs(torch.tensor([0.0, 0.1, 1.0]), 0.5)
+    [slice(0, 2, None), slice(2, 3, None)]
+    """
+    bounds = [0, *(torch.nonzero(ordered.diff() > gap).flatten() + 1).tolist(), len(ordered)]
+    return [slice(*ends) for ends in itertools.pairwise(bounds)]
 
 
 def level_basis(rates: Tensor) -> tuple[Tensor, Tensor]:

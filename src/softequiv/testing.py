@@ -5,15 +5,14 @@ Group elements act in float64 whatever the function computes in, so that what is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
 from softequiv.actions import Acts, Vectors
-from softequiv.asking import check_finite
-from softequiv.errors import SoftEquivError
+from softequiv.asking import check_finite, evaluating
+from softequiv.errors import SoftEquivError, check_count
 from softequiv.groups import Element, Group
 from softequiv.groups.parse import as_group
 from softequiv.measure.elements import as_range, drawn_moves
@@ -106,6 +105,8 @@ def _worst(
     generator: torch.Generator | None,
 ) -> tuple[float, Element, torch.dtype]:
     """The largest error, the element at which it occurs, and the dtype it was measured in."""
+    check_count("samples", samples)
+    check_count("elements", elements)
     generator = generator or torch.Generator().manual_seed(0)
     group = as_group(group)
     before, after = (_as_action(space) for space in (rep_in, rep_out))
@@ -113,7 +114,7 @@ def _worst(
     if inputs is None:
         if not isinstance(rep_in, Rep):
             raise SoftEquivError(f"{rep_in} does not say how large its data are; give samples as inputs=")
-        inputs = torch.randn(_positive(samples, "samples"), *rep_in.shape, dtype=torch.float64, generator=generator)
+        inputs = torch.randn(samples, *rep_in.shape, dtype=torch.float64, generator=generator)
         dtype = dtype or own or torch.float64
     elif not isinstance(inputs, Tensor) or inputs.is_complex():
         raise SoftEquivError(f"inputs must be a real tensor (N, ...); got {getattr(inputs, 'dtype', type(inputs))}")
@@ -127,7 +128,7 @@ def _worst(
     device = device or inputs.device
     x = inputs.detach().cpu().to(dtype).double() if inputs.is_floating_point() else inputs.detach().cpu()
     check_finite(x, "inputs", "look for broken samples")
-    moves = _moves(group, _positive(elements, "elements"), as_range(group, within), generator)
+    moves = _moves(group, elements, as_range(group, within), generator)
 
     def answer(data: Tensor) -> Tensor:
         found = fn(data.to(device, dtype if data.is_floating_point() else data.dtype, copy=True))
@@ -145,7 +146,7 @@ def _worst(
         check_finite(found, "the function's answers", "look for overflow")
         return found.to("cpu", torch.float64, copy=True)
 
-    with torch.no_grad(), _evaluating(fn):
+    with evaluating(fn) if isinstance(fn, nn.Module) else torch.no_grad():
         before.check(group, x[0])
         y = answer(x)
         after.check(group, y[0])
@@ -180,22 +181,3 @@ def _home(fn: object) -> tuple[torch.device | None, torch.dtype | None]:
     parameters = list(fn.parameters()) if isinstance(fn, nn.Module) else []
     floating = [parameter for parameter in parameters if parameter.is_floating_point()]
     return (floating[0].device, floating[0].dtype) if floating else (None, None)
-
-
-@contextmanager
-def _evaluating(fn: object) -> Iterator[None]:
-    """Eval mode for a module, and each of its parts back as it was."""
-    modes = [(part, part.training) for part in fn.modules()] if isinstance(fn, nn.Module) else []
-    for part, _ in modes:
-        part.training = False
-    try:
-        yield
-    finally:
-        for part, training in modes:
-            part.training = training
-
-
-def _positive(count: int, what: str) -> int:
-    if not isinstance(count, int) or count < 1:
-        raise SoftEquivError(f"at least one of {what} is needed; got {count}")
-    return count

@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from softequiv.adapt.checkpoint import stored_tensors
+from softequiv.adapt.positions import dotted
+from softequiv.asking import evaluating
 from softequiv.errors import SoftEquivError
 from softequiv.nn import FilteredWeight, soft_weights
 from softequiv.nn.constraints import left_behind, projected_weights
@@ -106,7 +108,7 @@ def check_written_out(model: nn.Module) -> None:
             for step in steps:
                 if not isinstance(step, FilteredWeight) and any(isinstance(p, FilteredWeight) for p in step.modules()):
                     raise SoftEquivError(
-                        f"{f'{prefix}.' if prefix else ''}{attribute} is made by {type(step).__name__}, of which a "
+                        f"{dotted(prefix, attribute)} is made by {type(step).__name__}, of which a "
                         "filter is only a part, so baking cannot write it out; do that first, for residual pathways "
                         "by softequiv.baselines.merged(model)"
                     )
@@ -127,19 +129,14 @@ def outputs(model: nn.Module, example: Any) -> Tensor | None:
     """All tensors that a model returns in eval mode, flattened into one."""
     if example is None:
         return None
-    training = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        with torch.no_grad():
+    with evaluating(model):
+        try:
             result: Any = model(**example) if isinstance(example, Mapping) else model(example)
-    except (TypeError, ValueError, RuntimeError, AttributeError, IndexError) as problem:
-        raise SoftEquivError(
-            f"the model cannot take the example ({type(problem).__name__}: {' '.join(str(problem).split())}); give one "
-            "that it was made for"
-        ) from problem
-    finally:
-        for module, mode in training.items():  # each its own: frozen layers stay in eval
-            module.training = mode
+        except (TypeError, ValueError, RuntimeError, AttributeError, IndexError) as problem:
+            raise SoftEquivError(
+                f"the model cannot take the example ({type(problem).__name__}: {' '.join(str(problem).split())}); give "
+                "one that it was made for"
+            ) from problem
     if isinstance(result, Tensor):
         result = [result]
     values = result.values() if isinstance(result, Mapping) else result

@@ -27,7 +27,8 @@ from softequiv.errors import GroupError, SoftEquivError
 from softequiv.gains import Gain, hard, least_distortion, schur, smooth, softness
 from softequiv.groups import Angle, parse_group
 from softequiv.nn import SoftWeight, project, set_gain, soft_weights
-from softequiv.nn.weight import PLAIN, Soft, whole
+from softequiv.nn.soft import PLAIN, Soft
+from softequiv.nn.weight import whole
 from softequiv.reps import Action, Cube, Matrices, Rep, Square
 
 WEIGHTS, RECIPE, FORMAT = "model.safetensors", "softequiv.json", 1
@@ -38,8 +39,10 @@ GAINS: dict[str, type[Gain]] = {gain.__name__: gain for gain in (hard, smooth, s
 
 
 def stored_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """What the optimiser trains, and the buffers, under the names of the plain model, whatever it is wrapped in; tied
-    weights under each name.
+    """The parameters that the optimiser trains, and the buffers, under the names of the plain model.
+
+    Wrappers (data parallelism, averages of weights, torch.compile) are looked through; tied weights come under each of
+    their names.
 
     >>> import softequiv as se
     >>> list(stored_tensors(se.soften(nn.Conv2d(3, 8, 5), "C4", softness=0.5)))
@@ -66,10 +69,16 @@ def plain_name(name: str) -> str:
 
 
 def load_tensors(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Load tensors under plain names into a plain or soft model, strictly: names and shapes must agree. A soft model
-    takes the names of its own `state_dict` too; one that would not filter what stands under them does not.
+    """Load tensors under plain names into a plain or soft model; names and shapes must agree.
 
-    In project mode they are then projected onto the constraints, as after an optimiser step.
+    A soft model also takes the names of its own `state_dict`, which a plain one refuses, as it would not filter what
+    they hold. In project mode the weights are then projected onto their constraints, as after an optimiser step.
+
+    >>> import softequiv as se
+    >>> plain, net = nn.Conv2d(3, 8, 5), se.soften(nn.Conv2d(3, 8, 5), "C4", softness=0.5)
+    >>> load_tensors(net, plain.state_dict())
+    >>> torch.equal(stored_tensors(net)["weight"], plain.weight)
+    True
     """
     if isinstance(tensors, Mapping):
         own = unwrapped(model).state_dict()
@@ -233,24 +242,30 @@ def read_gain(entry: Mapping[str, Any]) -> Gain:
 
 
 def save(model: nn.Module, folder: str | Path) -> None:
-    """Write a soft model's parameters and recipe into a folder, each file whole or not at all.
+    """Write a soft model's parameters and recipe into a folder, each file whole or not at all; `load` reads them.
 
-    Of a model whose weights are sharded (FSDP2) every process must ask, and the first one writes.
+    If the model's weights are sharded (FSDP2), every process must call this, and the first one writes.
 
     >>> import tempfile, softequiv as se
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     se.save(se.soften(nn.Conv2d(3, 8, 5), "C4", softness=0.5), folder)
-    ...     net = se.load(nn.Conv2d(3, 8, 5), folder)
+    ...     sorted(path.name for path in Path(folder).iterdir())
+    ['model.safetensors', 'softequiv.json']
     """
-    target, entries, stored = path_of(folder), recipe(model), stored_tensors(model)
-    tensors = {name: whole(value.detach()).cpu().clone().contiguous() for name, value in stored.items()}
-    if any(hasattr(value, "full_tensor") for value in stored.values()) and torch.distributed.get_rank() > 0:
+    target, entries, tensors = path_of(folder), recipe(model), as_written(model)
+    sharded = any(hasattr(value, "full_tensor") for value in stored_tensors(model).values())
+    if sharded and torch.distributed.get_rank() > 0:
         return
     with written_whole(made_folder(target) / WEIGHTS) as part:
         save_file(tensors, part, metadata={"format": "pt"})
         entries[CHECKSUM] = checksum(part)
     with written_whole(target / RECIPE) as part:
         part.write_text(json.dumps(entries, indent=1))
+
+
+def as_written(model: nn.Module) -> dict[str, Tensor]:
+    """The stored tensors as they are written: whole, on the CPU, each with memory of its own."""
+    return {name: whole(value.detach()).cpu().clone().contiguous() for name, value in stored_tensors(model).items()}
 
 
 def checksum(path: Path) -> str:
@@ -263,8 +278,16 @@ def checksum(path: Path) -> str:
 
 
 def load(model: nn.Module, folder: str | Path) -> nn.Module:
-    """Soften a plain model as the folder's recipe says and load its parameters; a soft model must have the same recipe
-    but for its gains, which are set to those of the folder.
+    """Soften a plain model as the folder's recipe says, load its parameters, and return it.
+
+    A soft model must have been softened by the same recipe but for its gains, which are set to those of the folder.
+
+    >>> import tempfile, softequiv as se
+    >>> net = se.soften(nn.Conv2d(3, 8, 5), "C4", softness=0.5)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     se.save(net, folder)
+    ...     torch.equal(load(nn.Conv2d(3, 8, 5), folder).weight, net.weight)
+    True
     """
     home = path_of(folder)
     wanted, tensors = read_recipe(home / RECIPE), read_tensors(home / WEIGHTS)

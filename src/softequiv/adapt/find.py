@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from softequiv.adapt.positions import BY_HAND, as_sizes, by, holders, holds_words, tables
+from softequiv.adapt.positions import BY_HAND, as_sizes, by, dotted, holders, holds_words, tables
 from softequiv.errors import RepresentationError, SoftEquivError, TooLargeError, WeightError
 from softequiv.groups import Group
 from softequiv.nn import Layout
@@ -29,7 +29,7 @@ WAVES = re.compile(r"(sine|sinus|sincos|fourier).*(pos|emb|enc)|(pos|emb|enc).*(
 
 @dataclass(frozen=True)
 class Setting:
-    """What the finders are told: the group, how it acts on pixels, and the grids behind flattened linear layers."""
+    """What the finders need to know: the group, how it acts on pixels, and the grids behind flattened linear layers."""
 
     group: Group
     action: Action = "exact"
@@ -57,7 +57,7 @@ class Found:
     @property
     def name(self) -> str:
         """The parameter's name in the plain model."""
-        return f"{self.module}.{self.attribute}" if self.module else self.attribute
+        return dotted(self.module, self.attribute)
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def find(model: nn.Module, setting: Setting) -> Iterator[Finding]:
                 known.add(finding.name)
                 yield finding
         for attribute, parameter in module.named_parameters(recurse=False):
-            full = f"{name}.{attribute}" if name else attribute
+            full = dotted(name, attribute)
             if full not in known and not nn.parameter.is_lazy(parameter) and parameter.ndim > 1:
                 yield Skipped(full, unrecognised(module, parameter))
 
@@ -122,7 +122,7 @@ def refuse_foreign_layers(model: nn.Module) -> None:
         if isinstance(weight, nn.Parameter) and not (weight.is_floating_point() and weight.dtype.itemsize > 1):
             remedy = "keep its two parts in two layers" if weight.is_complex() else "dequantise the model"
             raise SoftEquivError(
-                f"{f'{name}.weight' if name else 'weight'} is stored as {weight.dtype}, which cannot be filtered: "
+                f"{dotted(name, 'weight')} is stored as {weight.dtype}, which cannot be filtered: "
                 f"{remedy} before softening it"
             )
 
@@ -164,7 +164,7 @@ def on_grid(
     name: str, attribute: str, what: str, space: Callable[..., Rep], sizes: tuple[int, ...], layout: Layout
 ) -> Finding:
     """A weight on a grid, or the reason why the group does not act there."""
-    full = f"{name}.{attribute}" if name else attribute
+    full = dotted(name, attribute)
     if max(sizes) == 1:
         return Skipped(full, "a kernel of size one has no directions to filter")
     try:
@@ -186,7 +186,7 @@ def positions(model: nn.Module, name: str, setting: Setting) -> Iterator[Finding
     """Absolute position tables over the patches of a picture."""
     for attribute, grid_or_reason in tables(model, name):
         if isinstance(grid_or_reason, str):
-            yield Skipped(f"{name}.{attribute}" if name else attribute, grid_or_reason)
+            yield Skipped(dotted(name, attribute), grid_or_reason)
         else:
             sizes, layout = grid_or_reason.sizes, grid_or_reason.layout
             yield on_grid(name, attribute, "positions", setting.grid, sizes, layout)
@@ -200,7 +200,7 @@ def relative_biases(model: nn.Module, name: str, setting: Setting) -> Iterator[F
     for attribute, table in module.named_parameters(recurse=False):
         if attribute.endswith("attention_biases"):
             yield Skipped(
-                f"{name}.{attribute}",
+                dotted(name, attribute),
                 "biases of attention by displacement, in an order that is not known, are not filtered; attention still "
                 "tells directions apart",
             )
@@ -214,7 +214,7 @@ def relative_biases(model: nn.Module, name: str, setting: Setting) -> Iterator[F
                 yield on_grid(name, attribute, "relative bias", setting.grid, sizes, layout)
             else:
                 stated = "no window is stated" if window is None else f"its window is {window}"
-                yield Skipped(f"{name}.{attribute}", f"{count} displacements are not those of a window; {stated}")
+                yield Skipped(dotted(name, attribute), f"{count} displacements are not those of a window; {stated}")
 
 
 def fixed_positions(model: nn.Module, name: str, setting: Setting) -> Iterator[Finding]:
@@ -242,7 +242,7 @@ def norms_of_maps(model: nn.Module, name: str, setting: Setting) -> Iterator[Fin
     if isinstance(module, nn.LayerNorm) and len(module.normalized_shape) > 1:
         for attribute, weight in module.named_parameters(recurse=False):
             yield Skipped(
-                f"{name}.{attribute}" if name else attribute,
+                dotted(name, attribute),
                 f"has a value for each of {by(weight.shape)} places and is not filtered; normalise channels only",
             )
 
@@ -270,7 +270,7 @@ def patch_merging(model: nn.Module, name: str, setting: Setting) -> Iterator[Fin
     halved, normed = linear.in_features == 2 * linear.out_features, norm.weight.numel()
     if normed == linear.in_features or (halved and normed == linear.out_features):
         yield Skipped(
-            f"{name}.reduction.weight",
+            dotted(name, "reduction.weight"),
             "merges 2 x 2 neighbours and is not filtered; the model tells directions apart here",
         )
 

@@ -24,7 +24,7 @@ from torch import nn
 from torch.nn.utils.parametrize import type_before_parametrizations
 
 from softequiv._files import clear_unfinished, path_of, read_json, saying_what_failed, unfinished
-from softequiv.adapt.checkpoint import RECIPE, WEIGHTS, load, load_tensors, read_tensors, save, stored_tensors
+from softequiv.adapt.checkpoint import RECIPE, WEIGHTS, as_written, load, load_tensors, read_tensors, save
 from softequiv.errors import SoftEquivError
 from softequiv.nn import soft_weights
 
@@ -67,8 +67,9 @@ def open_model(name: str | Path, *, trust_remote_code: bool = False) -> nn.Modul
 
 
 def in_float32(model: nn.Module) -> nn.Module:
-    """The same model, its float16 and bfloat16 weights and buffers made float32 in place, which is told in a warning;
-    others are left alone. Small steps of training are lost in half precision, and CPUs are slow at it.
+    """The same model with its float16 and bfloat16 weights and buffers made float32 in place, and a warning if any are.
+
+    Small steps of training are lost in half precision, and CPUs are slow at it.
 
     >>> import warnings
     >>> with warnings.catch_warnings(record=True):
@@ -84,12 +85,11 @@ def in_float32(model: nn.Module) -> nn.Module:
 
 
 def save_model(model: nn.Module, folder: str | Path, *, pictures: Mapping[str, Any] | None = None) -> None:
-    """Write a soft or plain model of transformers or timm into a new folder that `open_model` opens; transformers'
-    `from_pretrained` opens the folder of a plain one as well.
+    """Write a soft or plain model of transformers or timm into a new folder, which `open_model` opens again.
 
-    The folder appears whole or not at all. How pictures are prepared for the model travels with it: as the folder that
-    it was opened from says, or as `pictures` says in the words of transformers' preprocessor_config.json, for timm of
-    its pretrained_cfg.
+    Transformers' `from_pretrained` opens the folder of a plain one as well. The folder appears whole or not at all. It
+    also holds how pictures are prepared for the model: what `pictures` says, in the terms of transformers'
+    preprocessor_config.json or of timm's pretrained_cfg, else what stood in the folder that the model came from.
     """
     target = Path(folder)
     refuse_occupied(target)
@@ -125,18 +125,12 @@ def write_model(model: Any, folder: Path, pictures: Mapping[str, Any] | None) ->
     elif "architecture" in getattr(model, "pretrained_cfg", {}):
         (folder / CONFIG).write_text(json.dumps(timm_config(model, pictures or {}), indent=1))
         if not soft:
-            write_tensors(model, folder)
+            save_file(as_written(model), folder / WEIGHTS, metadata={"format": "pt"})
     else:
         raise SoftEquivError(
             f"{type_before_parametrizations(model).__name__} is no model of transformers or timm, so no file could say "
             "how to build it again; write its weights with softequiv.save and build it in your own code"
         )
-
-
-def write_tensors(model: nn.Module, folder: Path) -> None:
-    """The weights of a plain model."""
-    tensors = {name: value.detach().cpu().clone().contiguous() for name, value in stored_tensors(model).items()}
-    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
 
 
 def written_config(model: Any) -> Any:

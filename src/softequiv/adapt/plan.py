@@ -15,9 +15,10 @@ from torch import nn
 from softequiv._text import aligned
 from softequiv.actions import Moves, Pictures
 from softequiv.adapt.find import Found, Setting, Skipped, find, refuse_unready
-from softequiv.adapt.geometry import Uneven, uneven_layers
+from softequiv.adapt.geometry import Uneven
 from softequiv.adapt.positions import Sizes, as_sizes
 from softequiv.adapt.split import split
+from softequiv.adapt.walk import uneven_layers
 from softequiv.asking import inputs_of
 from softequiv.errors import GainError, SoftEquivError
 from softequiv.gains import Gain, LevelGain, least_distortion

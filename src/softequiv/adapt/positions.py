@@ -27,7 +27,7 @@ NO_PATCHES = {
     "queries": re.compile(r"quer[^.]*$"),
     "places in a text": re.compile(r"(^|[._])text"),
 }
-BY_HAND = "if they are a grid, filter the table by softequiv.nn.soften_weight, which is told the grid and the layout"
+BY_HAND = "if they are a grid, filter the table by softequiv.nn.soften_weight, which takes the grid and the layout"
 NO_PARAMETER = "it is no parameter, so it stays, and the model tells places apart: make it one, which is then filtered"
 
 Sizes = tuple[int, int]
@@ -71,7 +71,6 @@ def tables(model: nn.Module, name: str) -> Iterator[tuple[str, PatchGrid | str]]
     [('pos_embed', (4, 8), 1)]
     """
     path = holders(model, name)
-    dot = f"{name}." if name else ""
     if isinstance(path[0], nn.Embedding):
         if "position" in name.rpartition(".")[2] or ROWS_OR_COLUMNS.search(name):
             yield "weight", patch_grid(name, path[0].weight, path[1:])
@@ -79,10 +78,10 @@ def tables(model: nn.Module, name: str) -> Iterator[tuple[str, PatchGrid | str]]
     for attribute, table in path[0].named_parameters(recurse=False):
         named = "pos" in attribute or ROWS_OR_COLUMNS.search(attribute)
         if named and not attribute.endswith("relative_position_bias_table") and table.ndim > 1:
-            yield attribute, patch_grid(dot + attribute, table, path)
+            yield attribute, patch_grid(dotted(name, attribute), table, path)
     for attribute, tensor in other_tensors(path[0]).items():
         if ("pos" in attribute or attribute == "pe") and tensor.is_floating_point() and tensor.ndim > 1:
-            found = patch_grid(dot + attribute, tensor, path)
+            found = patch_grid(dotted(name, attribute), tensor, path)
             yield attribute, found if isinstance(found, str) else NO_PARAMETER
 
 
@@ -202,6 +201,15 @@ def outputs(conv: nn.Conv2d, picture: Sizes) -> Sizes | None:
         for axis in (0, 1)
     ]
     return (sizes[0], sizes[1]) if min(sizes) > 0 else None
+
+
+def dotted(module: str, attribute: str) -> str:
+    """The name of what a module of this name holds; that of the model itself is empty.
+
+    >>> dotted("layer1.0", "weight"), dotted("", "weight")
+    ('layer1.0.weight', 'weight')
+    """
+    return f"{module}.{attribute}" if module else attribute
 
 
 def by(sizes: Iterable[int], times: str = " x ") -> str:

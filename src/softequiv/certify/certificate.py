@@ -9,21 +9,19 @@ import hashlib
 import json
 import math
 import platform
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar, cast, get_type_hints
+from typing import Any, TypeVar, get_type_hints
 
 import numpy
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import parametrize
 
 from softequiv._text import aligned
 from softequiv._version import __version__
-from softequiv.adapt.bake import bake
 from softequiv.adapt.checkpoint import action_of
-from softequiv.adapt.find import Found, Setting, find, refuse_unready
+from softequiv.adapt.find import Setting
 from softequiv.adapt.group import chosen_group, group_of
 from softequiv.certify.kept import (
     entries_of,
@@ -35,13 +33,11 @@ from softequiv.certify.kept import (
     write_range,
     write_text,
 )
+from softequiv.certify.located import bakeable, certified_range, flattened_grids, located
 from softequiv.certify.modelled import ActionGap, action_gaps
-from softequiv.certify.weight import Located, WeightCertificate, certified, digest
+from softequiv.certify.weight import WeightCertificate, certified, digest
 from softequiv.errors import SoftEquivError
-from softequiv.gains import least_distortion
 from softequiv.groups import Group, parse_group
-from softequiv.groups.angles import range_of
-from softequiv.nn import soft_weights
 from softequiv.nn.module import check_module
 from softequiv.reps import Action
 
@@ -171,90 +167,23 @@ def certify_weights(
     >>> certificate.within, round(certificate["weight"].error, 4)
     (30deg, 0.1)
     """
-    own, chosen = group_of(model), chosen_group(model, group, "certify")
-    if chosen == own:
-        weights, targets = soft_located(model), target_ranges(model)
-    else:
-        weights, targets = found_located(bake(model, copy=True) if own else model, Setting(chosen, action, grids)), []
+    chosen = chosen_group(model, group, "certify")
+    weights = located(model, Setting(chosen, action, grids))
     if not weights:
         raise SoftEquivError(f"no weight of {type(model).__name__} lives on a representation of {chosen}")
-    within = range_of(within)
-    if within is None:
-        within = own_range(model) if chosen == own else math.inf
-    reach = chosen.reach(within)
-    located = [
-        weight if asked is None or covers(chosen, asked, reach) else dataclasses.replace(weight, asked=None)
-        for weight, asked in zip(weights, targets or [None] * len(weights), strict=True)
-    ]
-    known = {weight.name for weight in located}
+    within = certified_range(model, chosen, within)
+    known = {weight.name for weight in weights}
     others = tuple(name for name, value in bakeable(model) if value.ndim > 1 and name not in known)
-    acts = action_of(located[0].rep) if chosen == own else action
     return Certificate(
         group=chosen,
         within=within,
-        action=acts,
-        grids=flattened_grids(located) or None,
-        weights=tuple(certified(weight, within) for weight in located),
+        action=action_of(weights[0].rep) if chosen == group_of(model) else action,
+        grids=flattened_grids(weights) or None,
+        weights=tuple(certified(weight, within) for weight in weights),
         uncertified=others,
-        gaps=() if images is None else action_gaps(located, images, reach),
+        gaps=() if images is None else action_gaps(weights, images, chosen.reach(within)),
         versions=versions(),
     )
-
-
-def soft_located(model: nn.Module) -> list[Located]:
-    """The soft weights of a model."""
-    out = []
-    for weight in soft_weights(model):
-        gain = weight.soft.gain
-        asked = gain.error if isinstance(gain, least_distortion) else None
-        soft = weight.soft
-        out.append(Located(weight.name, weight.module, weight.attribute, soft.rep, soft.layout, asked))
-    return out
-
-
-def target_ranges(model: nn.Module) -> list[float | None]:
-    """The range of each soft weight's error target."""
-    gains = [weight.soft.gain for weight in soft_weights(model)]
-    return [gain.within if isinstance(gain, least_distortion) else None for gain in gains]
-
-
-def own_range(model: nn.Module) -> float:
-    """The range of a soft model's error target; the whole group where its weights have none, or not one."""
-    targets = set(target_ranges(model))
-    only = targets.pop() if len(targets) == 1 else None
-    return math.inf if only is None else only
-
-
-def covers(group: Group, within: float, reach: float) -> bool:
-    """Whether a target's range contains the certified one, so that its error bounds this one."""
-    return group.reach(within) >= reach * (1 - SAME)
-
-
-def found_located(model: nn.Module, setting: Setting) -> list[Located]:
-    """The weights of a plain model that live on a grid."""
-    every = [found for found in find(model, setting) if isinstance(found, Found)]
-    for found in every:
-        refuse_unready(model, found)
-    return [Located(f.name, model.get_submodule(f.module), f.attribute, f.rep, f.layout) for f in every]
-
-
-def flattened_grids(weights: list[Located]) -> dict[str, tuple[int, ...]]:
-    """The (channels, H, W) of linear layers on flattened pictures, under the names of the layers."""
-    return {
-        weight.name.rpartition(".")[0]: (weight.layout.channels, *weight.rep.shape)
-        for weight in weights
-        if isinstance(weight.module, nn.Linear) and weight.layout.axis == 1
-    }
-
-
-def bakeable(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Every parameter under the name that it has in the plain model, with the value that the model uses."""
-    for prefix, module in model.named_modules():
-        if "parametrizations" in prefix.split("."):
-            continue  # what a parametrised weight is made from; the weight itself comes with its own module
-        made = list(cast(Any, module).parametrizations) if parametrize.is_parametrized(module) else []
-        for attribute in (*made, *(name for name, _ in module.named_parameters(recurse=False))):
-            yield f"{prefix}.{attribute}".lstrip("."), getattr(module, attribute).detach()
 
 
 def versions() -> dict[str, str]:

@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from softequiv.actions import Pictures
 from softequiv.asking import check_finite
-from softequiv.certify.weight import Located
+from softequiv.certify.located import Located
 from softequiv.errors import SoftEquivError
 from softequiv.groups import Element, Group
 from softequiv.reps import Rep, Square, TensorProduct

@@ -22,8 +22,9 @@ from softequiv._text import aligned
 from softequiv.adapt.bake import bake
 from softequiv.adapt.checkpoint import action_of
 from softequiv.asking.data import check_samples
+from softequiv.certify.call import Call
 from softequiv.certify.certificate import Certificate, certify_weights, span
-from softequiv.certify.rules import NO_CONSTANT, RULES, Call
+from softequiv.certify.rules import NO_CONSTANT, RULES
 from softequiv.certify.signals import Affine, How, Moving, Range, Signal, UnboundedError
 from softequiv.errors import SoftEquivError
 from softequiv.groups import Group
@@ -107,14 +108,13 @@ def certify_network(
 ) -> NetworkCertificate:
     """A rigorous bound on ||F(g x) - g F(x)|| for a network in evaluation mode, for inputs of the shape of `example`.
 
-    Pictures (N, C, H, W) and signals (N, C, L) move by the group's action on their grid; vectors (N, D) as `source`
-    says, or as the first soft layer that takes them; `action` and `grids` are those of `soften`, for a plain model. The
-    first tensor that the model returns is meant. Known are
-    linear layers, convolutions, batch norm, pooling, functions of single entries, sums and joins; attention and
-    layer norm have no constant, and then only the certificates of the single weights are given.
+    Pictures (N, C, H, W) and signals (N, C, L) move by the group's action on their grid, vectors (N, D) as `source`
+    says, or as the first soft layer that takes them. `action` and `grids` are those of `soften`, for a plain model. The
+    bound is for the first tensor that the model returns. Covered are linear layers, convolutions, batch norm, pooling,
+    functions of single entries, sums and joins. Attention and layer norm have no Lipschitz constant; with them only the
+    certificates of the single weights are given.
 
     >>> import softequiv as se
-    >>> from softequiv.certify import network
     >>> net = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 3))
     >>> net = se.soften(net, "SO(2)", softness=0.0, grids={"1": (1, 8, 8)})
     >>> certify_network(net, "SO(2)", se.degrees(30), torch.zeros(1, 1, 8, 8)).slope < 1e-5
@@ -167,6 +167,22 @@ def finite(result: Signal) -> Signal:
     return result
 
 
+@dataclass(frozen=True)
+class Given:
+    """What the graph of a model is followed with; `names` are those of parameters by the names of their nodes."""
+
+    program: Any
+    names: Mapping[str, str]
+    elements: Range
+    example: Tensor
+    source: Rep | None
+    spaces: Mapping[str, Rep]
+
+    def space(self, node: Any) -> Rep | None:
+        """The space of the weight that a node holds."""
+        return self.spaces.get(self.names.get(getattr(node, "name", ""), ""))
+
+
 @torch.no_grad()
 def interpreted(
     model: nn.Module, elements: Range, example: Tensor, source: Rep | None, spaces: Mapping[str, Rep]
@@ -180,17 +196,18 @@ def interpreted(
         raise UnboundedError(f"torch.export cannot trace the model: {type(problem).__name__}: {problem}") from None
     signature, graph = program.graph_signature, program.graph_module.graph
     names = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
+    given = Given(program, names, elements, example, source, spaces)
     refuse_without_constant(graph)
     refuse_memory(signature)
     known: dict[Any, Any] = {}
     for node in graph.nodes:
         if node.op == "placeholder":
-            known[node] = placeholder(node, program, names, elements, example, source, spaces)
+            known[node] = placeholder(node, given)
             entry = node  # the input comes last
         elif node.op == "get_attr":
             raise UnboundedError(f"{node.name}: parts under autocast, no_grad or a condition of their own have no rule")
         elif node.op == "call_function":
-            result = evaluated(node, known, names, elements, spaces, example.dtype)
+            result = evaluated(node, known, given)
             orthogonal = isinstance(result, Signal) and result.keeps_lengths and known[entry].keeps_lengths
             known[node] = result.capped() if orthogonal else result
     answer = known.get(first_output(program))
@@ -240,36 +257,21 @@ def refuse_without_constant(graph: Any) -> None:
             raise UnboundedError(f"{op_name(node)} in {place(node)}: {NO_CONSTANT[op_name(node)]}")
 
 
-def placeholder(
-    node: Any,
-    program: Any,
-    names: Mapping[str, str],
-    elements: Range,
-    example: Tensor,
-    source: Rep | None,
-    spaces: Mapping[str, Rep],
-) -> Any:
+def placeholder(node: Any, given: Given) -> Any:
     """A parameter's value, or the input as a signal."""
-    signature = program.graph_signature
-    if node.name in names:
-        name = names[node.name]
+    program, signature = given.program, given.program.graph_signature
+    if node.name in given.names:
+        name = given.names[node.name]
         value = program.state_dict.get(name)
         return program.constants[name] if value is None else value
     if node.name in signature.inputs_to_lifted_tensor_constants:
         return program.constants[signature.inputs_to_lifted_tensor_constants[node.name]]
-    shape = tuple(example.shape)
-    return Signal(shape, input_action(node, names, elements, shape, source, spaces), Affine(1.0, 0.0), {})
+    return Signal(tuple(given.example.shape), input_action(node, given), Affine(1.0, 0.0), {})
 
 
-def input_action(
-    node: Any,
-    names: Mapping[str, str],
-    elements: Range,
-    shape: tuple[int, ...],
-    source: Rep | None,
-    spaces: Mapping[str, Rep],
-) -> How:
+def input_action(node: Any, given: Given) -> How:
     """How the group moves the input."""
+    source, elements, shape = given.source, given.elements, tuple(given.example.shape)
     if source is not None:
         if source.group != elements.group or source.dim != shape[-1] or len(shape) != 2:
             raise UnboundedError(f"source {source} of {source.group} does not fit vectors of shape {shape}")
@@ -278,7 +280,7 @@ def input_action(
         return elements.picture(shape[1], shape[2:])
     for user in node.users:
         weight = user.args[1] if op_name(user) == "linear" else None
-        space = spaces.get(names.get(getattr(weight, "name", ""), ""))
+        space = given.space(weight)
         if isinstance(space, Hom):
             return Moving(space.source)
         if space is not None and shape[1] % space.dim == 0:
@@ -299,14 +301,7 @@ def refuse_unsteady(node: Any, arguments: Mapping[str, Any]) -> None:
         raise UnboundedError(f"{op_name(node)} in {place(node)} makes other numbers in every call")
 
 
-def evaluated(
-    node: Any,
-    known: Mapping[Any, Any],
-    names: Mapping[str, str],
-    elements: Range,
-    spaces: Mapping[str, Rep],
-    dtype: torch.dtype,
-) -> Any:
+def evaluated(node: Any, known: Mapping[Any, Any], given: Given) -> Any:
     """The result of one operation: a constant where all its arguments are, else a signal by its rule."""
 
     def value(argument: Any) -> Any:
@@ -332,15 +327,13 @@ def evaluated(
     for argument in schema:
         if argument.has_default_value():
             named.setdefault(argument.name, argument.default_value)
-    own = {
-        argument.name: spaces[names[arg.name]]
-        for argument, arg in zip(schema, node.args, strict=False)
-        if isinstance(arg, torch.fx.Node) and names.get(arg.name) in spaces
-    }
+    spaces = {argument.name: given.space(arg) for argument, arg in zip(schema, node.args, strict=False)}
+    own = {name: space for name, space in spaces.items() if space is not None}
     meta = node.meta["val"]
     first = meta[0] if isinstance(meta, (tuple, list)) else meta
     if not first.is_floating_point():
         raise UnboundedError(f"{op} in {place(node)} makes {first.dtype} of activations, which jumps")
+    dtype = given.example.dtype
     if coarser(first.dtype, dtype):
         raise UnboundedError(f"{op} in {place(node)} rounds activations to {first.dtype}, from {dtype} at the input")
-    return RULES[op](Call(op, named, place(node), tuple(map(int, first.shape)), elements, own))
+    return RULES[op](Call(op, named, place(node), tuple(map(int, first.shape)), given.elements, own))

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from softequiv.actions import Pictures
 from softequiv.certify.operator import linear_map, operator_change, spectral_norm
-from softequiv.groups import C, D, Element, Group, Reflection, Shifts, Step
+from softequiv.groups import C, D, Element, Group, Shifts, Step
 from softequiv.nn.layers import is_scalar
 from softequiv.reps import Action, Rep, grid, scalar, terms_of
 from softequiv.spectrum import spectrum
@@ -44,6 +44,15 @@ class Affine:
 
 
 NOTHING = Affine(0.0, 0.0)
+
+
+def merged(*changes: Mapping[str, Affine]) -> dict[str, Affine]:
+    """Deviations by layer, those of one layer added up."""
+    total: dict[str, Affine] = {}
+    for change in changes:
+        for name, part in change.items():
+            total[name] = total.get(name, NOTHING) + part
+    return total
 
 
 @dataclass(frozen=True)
@@ -124,8 +133,7 @@ class Signal:
         """With a further deviation that a layer brings in."""
         if part == NOTHING:
             return self
-        change = {**self.change, name: self.change.get(name, NOTHING) + part}
-        return Signal(self.shape, self.how, self.size, change)
+        return Signal(self.shape, self.how, self.size, merged(self.change, {name: part}))
 
     def capped(self) -> Signal:
         """The same with a deviation of at most 2 ||h||, which holds where the group keeps lengths."""
@@ -159,11 +167,6 @@ def are_permutations(matrices: Tensor) -> bool:
     ones = (matrices - 1).abs() < 1e-12
     zeros = matrices.abs() < 1e-12
     return bool((ones | zeros).all() and (ones.sum(-1) == 1).all() and (ones.sum(-2) == 1).all())
-
-
-def permutes_pixels(group: Group) -> bool:
-    """Whether the group holds quarter turns, flips and shifts alone."""
-    return isinstance(group, (Reflection, Shifts)) or (isinstance(group, (C, D)) and 4 % group.n == 0)
 
 
 @dataclass(frozen=True)
@@ -210,18 +213,18 @@ class Range:
         turned = Pictures()(ringed, g)[..., 1:-1, 1:-1]
         return turned if axes == 2 else turned.squeeze(-2)
 
-    def picture(self, channels: int, sizes: tuple[int, ...], flat: bool = False) -> How:
+    def picture(self, channels: int, sizes: tuple[int, ...]) -> How:
         """How a picture of these sizes moves; one of a single pixel does not."""
         if math.prod(sizes) == 1:
             return Still()
-        if permutes_pixels(self.group):
+        if Pictures().exact(self.group):  # quarter turns, flips and shifts alone
             if isinstance(self.group, Shifts) and self.group.sizes != sizes:
                 raise UnboundedError(f"{self.group} does not act on {sizes} pixels; it shifts pictures of its own size")
             turns = isinstance(self.group, (C, D))
             if turns and (len(sizes) != 2 or (self.swaps_axes and len(set(sizes)) > 1)):
                 raise UnboundedError(f"{self.group} turns squares, and {sizes} is not one")
-            return Pixels(channels, sizes, flat)
-        return Moving(self.grid(sizes), channels, flat)
+            return Pixels(channels, sizes)
+        return Moving(self.grid(sizes), channels, flat=False)
 
     def map_change(self, weight: Tensor, source: How, target: Rep | None) -> float:
         """A bound on sup ||W rho_X(g) - rho_Y(g) W||_op for W (rows, columns); the target stands still if None."""

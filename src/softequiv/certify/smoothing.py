@@ -7,41 +7,32 @@ embedding instead of the input and the group's residual in place of an adversary
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from softequiv._text import aligned
-from softequiv.actions import Pictures, Vectors
-from softequiv.adapt.bake import bake
-from softequiv.adapt.find import Setting
-from softequiv.adapt.group import chosen_group, group_of
 from softequiv.asking import asked, at_home, check_finite, evaluating
-from softequiv.asking.answers import check_alone
 from softequiv.asking.data import check_samples
 from softequiv.asking.proportion import proportion_upper
-from softequiv.certify.certificate import found_located, soft_located, span
-from softequiv.certify.operator import as_hom, spectral_norm
+from softequiv.certify.certificate import span
+from softequiv.certify.residual import after, check_once, embedding_residual, of_range, scores
 from softequiv.certify.statistical import checked_confidence
-from softequiv.certify.weight import Located, certified, sum_rounding
 from softequiv.errors import SoftEquivError, check_count, check_seed, checked_amount
-from softequiv.groups import C, D, Element, Group, Reflection
-from softequiv.groups.angles import range_of
-from softequiv.groups.base import elements_within
-from softequiv.nn.layers import is_scalar
+from softequiv.groups import Group
 from softequiv.nn.module import check_module
-from softequiv.reps import Action, Rep
+from softequiv.reps import Action
 
 ABSTAINED = -1  # in place of a class
 AT_ONCE = 1024  # samples in one call of the model
 CHOOSING = 100  # votes that choose the class, before others count it
-MOVED = 8  # elements of an infinite range that try whether a layer takes its input as it is
-SAME_ANSWER = 1e-4  # answers in float32 to one signal in another order, relative to the spread of the scores
+
+
+def checked_sigma(sigma: float) -> float:
+    """The size of the noise, as Python's own number."""
+    return float(checked_amount(sigma, "sigma, the standard deviation of the noise,", positive=True))
 
 
 def certified_radius(sigma: float, top: float, next_best: float | None = None) -> float:
@@ -185,10 +176,10 @@ def certify_smoothed(
 ) -> SmoothedCertificate:
     """For which samples x (N, ...) can no g of the range change the class of the smoothed model?
 
-    Those with `embedding_residual` < `certified_radius`(sigma, share), share the lower bound on the votes for the
-    leading class: 100 votes choose it, `votes` others count it. The group is by default that of a soft model, the range
-    all of it; `grids` and `action` as in `certify`.
-    Confidence is for each sample; for all N at once ask for 1 - (1 - confidence) / N.
+    Those with `embedding_residual` < `certified_radius`(sigma, share), where `share` is the lower bound on the share of
+    votes for the leading class: 100 votes choose the class, and `votes` others are counted. The group is by default
+    that of a soft model, the range all of it; `grids` and `action` are as in `certify`. The confidence is for each
+    sample; for all N at once ask for 1 - (1 - confidence) / N.
 
     >>> import softequiv as se
     >>> net = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 2))
@@ -228,246 +219,3 @@ def certify_smoothed(
         radius=torch.tensor([certified_radius(smoothed.sigma, p) for p in share], dtype=torch.float64),
         residual=residual,
     )
-
-
-def embedding_residual(
-    model: nn.Module,
-    layer: str,
-    x: Tensor,
-    group: Group | str | None = None,
-    within: float | str | None = None,
-    *,
-    grids: Mapping[str, tuple[int, ...]] | None = None,
-    action: Action = "exact",
-) -> Tensor:
-    """(sup_g ||W rho(g) - W||_op + rounding ||W||_F) ||x|| + that of b, (N,): how far h(g x) lies from the moved h(x).
-
-    `layer` takes the input itself, with entries flattened at most, and the rest of the model sees the input through it
-    alone; both are checked, on x, on noise and on moved copies of x. Covered are
-
-    - linear layers whose outputs stand still: h(x) = W x + b, and h(g x) is compared with h(x);
-    - patch embeddings, convolutions whose stride is their kernel, under C(2), C(4), D(1), D(2), D(4) and Reflection,
-      which take patches to patches: h(g x) is compared with h(x), its tokens permuted by g. All later layers, positions
-      included, must then ignore that permutation. It is checked on x for every g, which is evidence and no proof.
-
-    Rounding is that of the weight's certificate, and of the bias b beside it, however small x is: of the layer itself,
-    accumulated in float32 or better, not TF32. Where the layer answers in another precision than its weight has, as
-    under autocast, there is none.
-
-    >>> import softequiv as se
-    >>> net = nn.Sequential(nn.Flatten(), nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 2))
-    >>> embedding_residual(net, "1", torch.ones(3, 1, 4, 4), "C4", grids={"1": (1, 4, 4)}).shape
-    torch.Size([3])
-    """
-    check_samples(x)
-    chosen, reach = of_range(model, group, within)
-    weight = located(model, layer, Setting(chosen, action, grids))
-    with evaluating(model):
-        inputs = at_home(model, x)
-        check_sees_through(model, layer, inputs)
-        if isinstance(weight.module, nn.Linear):
-            moved = turned_rows(weight.rep, inputs, some_elements(chosen, reach))
-        else:
-            check_patches(layer, weight.module, inputs)
-            elements = permuting(chosen, reach)
-            check_ignores(model, layer, inputs, elements)
-            moved = (Pictures()(inputs, g) for g in elements)
-        for copies in moved:
-            h = taken(model, layer, copies)
-    of_weight = certified(weight, reach)
-    value = weight.value.to(torch.float64).flatten(1)
-    if of_weight.operator is None or of_weight.rounding is None:
-        raise SoftEquivError(f"{weight.name} is added, not multiplied by, and has no residual on an input")
-    slope = of_weight.operator * spectral_norm(value) + of_weight.rounding * float(value.norm())
-    sizes: Tensor = inputs.detach().flatten(1).to("cpu", torch.float64).norm(dim=1)
-    terms = value.shape[1] + 1  # the products behind an output, and the bias
-    return slope * sizes + bias_rounding(getattr(weight.module, "bias", None), terms, h[0, 0].numel())
-
-
-def bias_rounding(bias: Tensor | None, terms: int, places: int) -> float:
-    """How much the rounding of a bias adds to the change of a layer's output, at most: 2 s ||b|| at each place."""
-    if bias is None:
-        return 0.0
-    return 2 * sum_rounding(bias.dtype, terms) * float(bias.detach().double().norm()) * math.sqrt(places)
-
-
-def of_range(model: nn.Module, group: Group | str | None, within: float | str | None) -> tuple[Group, float]:
-    """The group, by default the model's own, and the range, by default all of it."""
-    chosen = chosen_group(model, group, "certify")
-    reach = range_of(within)
-    reach = math.inf if reach is None else reach
-    chosen.reach(reach)
-    return chosen, reach
-
-
-def located(model: nn.Module, layer: str, setting: Setting) -> Located:
-    """The weight of a layer on its representation, where the outputs of the layer stand still or are patches'."""
-    own = group_of(model)
-    weights = (
-        soft_located(model)
-        if own == setting.group
-        else found_located(bake(model, copy=True) if own else model, setting)
-    )
-    found = next((weight for weight in weights if weight.name == f"{layer}.weight"), None)
-    if found is None:
-        raise SoftEquivError(
-            f"{layer}.weight lives on no representation of {setting.group}, so that its residual is not known; there "
-            f"are {', '.join(weight.name for weight in weights) or 'none'}: give grids= for a layer on flattened "
-            "pictures"
-        )
-    maps = as_hom(found.rep)
-    if not found.is_map or (maps is not None and not is_scalar(maps.target)):
-        raise SoftEquivError(f"the outputs of {layer} turn with the input; take a layer whose outputs stand still")
-    return found
-
-
-@contextmanager
-def after(model: nn.Module, layer: str, change: Callable[[Tensor], Tensor]) -> Iterator[list[tuple[Tensor, Tensor]]]:
-    """While open, the output of the layer is changed; the list fills with its inputs and outputs as they were."""
-    calls: list[tuple[Tensor, Tensor]] = []
-
-    def hook(module: nn.Module, given: tuple[Any, ...], made: Any) -> Tensor:
-        if not isinstance(made, Tensor) or not given or not isinstance(given[0], Tensor):
-            raise SoftEquivError(f"{layer} must take and return a tensor to be smoothed; it gave {type(made).__name__}")
-        calls.append((given[0], made.clone()))  # the model may write into its own
-        return change(made)
-
-    handle = model.get_submodule(layer).register_forward_hook(hook)
-    try:
-        yield calls
-    finally:
-        handle.remove()
-
-
-def forced(model: nn.Module, layer: str, x: Tensor, h: Tensor) -> Tensor:
-    """The model's answer where its layer gives h, whatever its input."""
-    with after(model, layer, lambda _: h.clone()):
-        return scores(asked(model, x))
-
-
-def taken(model: nn.Module, layer: str, x: Tensor) -> Tensor:
-    """What the layer makes of x, or a sentence unless it takes x itself, once."""
-    with after(model, layer, lambda h: h) as calls:
-        scores(asked(model, x))
-    check_once(layer, calls)
-    given, h = calls[0]
-    if given.dtype != x.dtype or given.numel() != x.numel() or not torch.equal(given.reshape(x.shape), x):
-        raise SoftEquivError(
-            f"{layer} does not take the input itself: its residual is known for inputs of the layer, so that only the "
-            "first one can be smoothed with a certificate, and nothing before it may change what it is given, as ReLU "
-            "and clamp do where they meet other signs and sizes"
-        )
-    module = model.get_submodule(layer)
-    if isinstance(module, nn.Linear) and given.shape != (len(x), module.in_features):
-        raise SoftEquivError(
-            f"{layer} takes {tuple(given.shape)}, several rows of each sample; a linear layer is covered where it "
-            "takes the sample as one row"
-        )
-    own = next(module.parameters()).dtype
-    if h.dtype != own:
-        raise SoftEquivError(
-            f"{layer} answers in {h.dtype} and its weight is {own}, so that its rounding is not known; certify outside "
-            f"of autocast, or the model in that precision, model.to({h.dtype})"
-        )
-    return h
-
-
-def some_elements(group: Group, within: float) -> list[Element]:
-    """Some elements of the range, the same in every call."""
-    generator = torch.Generator().manual_seed(0)
-    return [group.random(generator, None if math.isinf(within) else within) for _ in range(MOVED)]
-
-
-def turned_rows(rep: Rep, x: Tensor, elements: list[Element]) -> Iterator[Tensor]:
-    """x moved as a linear layer's certificate has it: its rows are vectors of the space that the weight reads."""
-    maps = as_hom(rep)
-    space = rep if maps is None else maps.source
-    rows = x.flatten(1).unflatten(1, (-1, *space.shape))  # (N, channels, *space)
-    return (Vectors(space)(rows, g).reshape(x.shape) for g in elements)
-
-
-def check_sees_through(model: nn.Module, layer: str, x: Tensor) -> None:
-    """Raise a sentence unless the layer takes what the model is given, and the answers depend on it through the layer
-    alone, sample by sample.
-    """
-    h = taken(model, layer, x)
-    # less x, lest the inputs were drawn from the same seed and nothing be compared
-    other = torch.randn(x.shape, generator=torch.Generator().manual_seed(0)).to(x) - x
-    for given in (other, -other):
-        taken(model, layer, given)
-    both = torch.cat([x, other])
-    check_alone(model, both, asked(model, both), "votes on such answers certify nothing; keep running statistics")
-    if not alike(forced(model, layer, x, h), forced(model, layer, other, h)):
-        raise SoftEquivError(
-            f"the answers depend on the input also beside {layer}, where no noise hides it; smooth a layer that all of "
-            "the model goes through"
-        )
-
-
-def check_patches(layer: str, module: nn.Module, x: Tensor) -> None:
-    """Raise a sentence unless a layer cuts pictures into patches and leaves no pixel out."""
-    cuts = (
-        isinstance(module, nn.Conv2d)
-        and module.stride == module.kernel_size
-        and module.kernel_size[0] == module.kernel_size[1]
-        and module.padding in ("valid", (0, 0))
-        and module.dilation == (1, 1)
-        and module.groups == 1
-        and x.ndim == 4
-        and not any(size % module.kernel_size[0] for size in x.shape[-2:])
-    )
-    if not cuts:
-        raise SoftEquivError(
-            f"{layer} is neither a linear layer on flattened pictures nor a convolution that cuts pictures into whole "
-            f"square patches (stride of its kernel, no padding, no groups); for {tuple(x.shape)} it has no residual"
-        )
-
-
-def permuting(group: Group, within: float) -> tuple[Element, ...]:
-    """The elements in range, of a group that takes pixels to pixels and patches to patches."""
-    if not (isinstance(group, Reflection) or (isinstance(group, (C, D)) and 4 % group.n == 0)):
-        raise SoftEquivError(
-            f"{group} does not take patches to patches; a patch embedding is covered under C(2), C(4), D(1), D(2), "
-            "D(4) and Reflection"
-        )
-    return elements_within(group, within)
-
-
-def check_ignores(model: nn.Module, layer: str, x: Tensor, elements: tuple[Element, ...]) -> None:
-    """Raise a sentence unless the later layers answer alike to a layer's output and to the same moved by each g."""
-    with after(model, layer, lambda h: h) as calls:
-        asked(model, x)
-    h = calls[0][1]
-    if h.shape[-2:].numel() == 1:  # one patch stays where it is
-        return
-    still = forced(model, layer, x, h)
-    for g in elements:
-        if not alike(forced(model, layer, x, Pictures()(h, g)), still):
-            raise SoftEquivError(
-                f"the layers after {layer} tell its patches from the same ones moved by {g}, so that they add a change "
-                "of their own: soften positions and later weights with softness=0, or pool the patches"
-            )
-
-
-def alike(y: Tensor, other: Tensor) -> bool:
-    """Whether two answers (N, K) are equal up to rounding; what all scores of a sample share decides on no class."""
-    one, two = (part.double() - part.double().mean(1, keepdim=True) for part in (y, other))
-    return float((one - two).abs().max()) <= SAME_ANSWER * max(float(one.abs().max()), 1e-30)
-
-
-def scores(y: Tensor) -> Tensor:
-    """Class scores (N, K), or a sentence."""
-    if y.ndim != 2 or y.shape[1] < 2:
-        raise SoftEquivError(f"votes are for classes and need scores (N, K) of at least 2; got {tuple(y.shape)}")
-    return y
-
-
-def check_once(layer: str, calls: list[tuple[Tensor, Tensor]]) -> None:
-    """Raise a sentence unless a layer was called exactly once."""
-    if len(calls) != 1:
-        raise SoftEquivError(f"{layer} was called {len(calls)} times in one pass; smooth a layer that is called once")
-
-
-def checked_sigma(sigma: float) -> float:
-    """The size of the noise, as Python's own number."""
-    return float(checked_amount(sigma, "sigma, the standard deviation of the noise,", positive=True))

@@ -21,11 +21,11 @@ from torch import Tensor, nn
 
 from softequiv._text import aligned
 from softequiv.actions import Acts, Moves, Pictures, Points, Still
-from softequiv.adapt.group import chosen_group, group_of
+from softequiv.adapt.group import chosen_group
 from softequiv.asking import asked, at_home, check_finite, default_target, evaluating, inputs_of
 from softequiv.asking.answers import at_size_of, check_alone
 from softequiv.asking.proportion import mean_upper, proportion_upper
-from softequiv.certify.certificate import bakeable, own_range, span, versions
+from softequiv.certify.certificate import span, versions
 from softequiv.certify.kept import (
     entries_of,
     fitting,
@@ -36,10 +36,10 @@ from softequiv.certify.kept import (
     write_range,
     write_text,
 )
+from softequiv.certify.located import bakeable, certified_range
 from softequiv.certify.weight import bytes_of, digest
 from softequiv.errors import SoftEquivError, check_count, check_seed, checked_amount, checked_number
 from softequiv.groups import Group, parse_group
-from softequiv.groups.angles import range_of
 
 FORMAT = 1
 BOUNDS_NOTHING = "what is counted on such answers bounds nothing; keep running statistics, or take batch_size=1"
@@ -206,10 +206,9 @@ def certify_data(
     >>> certify_data(net, torch.randn(200, 1, 9, 9), "C4")["total variation"].bound < 0.2
     True
     """
-    own, group = group_of(model), chosen_group(model, group, "certify")
-    reach = range_of(within)
-    reach = reach if reach is not None else own_range(model) if group == own else math.inf
-    group.reach(reach)
+    group = chosen_group(model, group, "certify")
+    reach = certified_range(model, group, within)
+    group.reach(reach)  # which may be refused
     limit = None if math.isinf(reach) else reach
     confidence = checked_confidence(confidence)
     if clip is not None:

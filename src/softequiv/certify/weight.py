@@ -11,44 +11,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from softequiv.adapt.find import CONVOLUTIONS
+from softequiv.certify.located import Located
 from softequiv.certify.operator import LinearMap, as_hom, linear_map, operator_change, spectral_norm
-from softequiv.errors import WeightError
-from softequiv.nn import Layout
 from softequiv.nn.layers import is_scalar
 from softequiv.nn.weight import whole
 from softequiv.reps import Rep
 from softequiv.spectrum import Spectrum, spectrum
 
 FILTER_ROUNDINGS = 32  # a filter's own float32 or float64 arithmetic leaves at most so many units of it behind
-
-
-@dataclass(frozen=True)
-class Located:
-    """A weight of a model with its representation; `asked` is the error target that it was softened for, if any."""
-
-    name: str
-    module: nn.Module
-    attribute: str
-    rep: Rep
-    layout: Layout
-    asked: float | None = None
-
-    @property
-    def value(self) -> Tensor:
-        """The stored value that the layer uses, on the CPU, whole."""
-        weight = whole(getattr(self.module, self.attribute).detach())
-        if weight.is_meta:
-            raise WeightError(f"{self.name} has no values yet, it is on the meta device: load the weights first")
-        if not torch.isfinite(weight).all():
-            raise WeightError(f"{self.name} has entries that are not finite, of which nothing can be certified")
-        return weight.cpu()
-
-    @property
-    def is_map(self) -> bool:
-        """Whether the layer multiplies by this weight; tables and biases are added."""
-        layer = isinstance(self.module, (nn.Linear, *CONVOLUTIONS)) and self.attribute == "weight"
-        return layer or as_hom(self.rep) is not None
 
 
 @dataclass(frozen=True)
@@ -195,6 +165,6 @@ def certified(weight: Located, within: float) -> WeightCertificate:
         paper_whole=paper_bound(of, b, group.covering_radius) if group.compact else None,
         kappa=kappa,
         rounding=None if linear is None else rounding_of(value.dtype, fan_in(weight.module, linear) + 1, kappa),
-        asked=weight.asked,
+        asked=weight.asked(reach),
         sha256=digest(value),
     )

@@ -16,8 +16,8 @@ from softequiv.adapt.group import group_of
 from softequiv.adapt.opening import in_float32, open_model
 from softequiv.adapt.plan import Scope
 from softequiv.certify import Certificate, StatisticalCertificate
-from softequiv.certify.certificate import target_ranges
 from softequiv.certify.kept import text_of
+from softequiv.certify.located import own_range
 from softequiv.errors import GroupError, SoftEquivError
 from softequiv.groups import Group, parse_group, parse_range
 from softequiv.reps import Action
@@ -47,12 +47,6 @@ def own_group(model: nn.Module) -> Group:
     if group is None:
         raise GroupError("this model has no soft weights, so say for which group, such as --group 'SO(2)'")
     return group
-
-
-def own_range(model: nn.Module) -> float | None:
-    """The range of a model's error target; None where it has none, or more than one."""
-    targets = set(target_ranges(model))
-    return targets.pop() if len(targets) == 1 else None
 
 
 def opened_for_moves(

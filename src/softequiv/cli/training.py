@@ -15,9 +15,10 @@ from rich.text import Text
 from softequiv.adapt import soften
 from softequiv.adapt.checkpoint import RECIPE
 from softequiv.adapt.group import group_of
+from softequiv.certify.located import own_range
 from softequiv.cli import options, tables
 from softequiv.cli.app import Answer, command
-from softequiv.cli.given import asked, opened, own_range, read_group, read_range
+from softequiv.cli.given import asked, opened, read_group, read_range
 from softequiv.errors import SoftEquivError
 from softequiv.groups import SO
 from softequiv.nn import Mode

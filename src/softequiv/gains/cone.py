@@ -71,7 +71,8 @@ class Solution:
     def of(weights: Sequence[tuple[Cone, Tensor]]) -> Solution:
         """The equations of these weights, solved."""
         coordinates = [cone.of.analyse(weight) for cone, weight in weights]
-        energies = rows([direction_energies(cone.of, y) for (cone, _), y in zip(weights, coordinates, strict=True)])
+        squares = [scaled(y).square() for y in coordinates]
+        energies = rows([cone.of.level_sums(own) for (cone, _), own in zip(weights, squares, strict=True)])
         ratios = rows([cone.ratio.to(energies) for cone, _ in weights])
         return Solution(coordinates, energies, ratios, least_distortion_gain(energies, ratios))
 
@@ -92,7 +93,7 @@ class Solution:
         units = [scaled(y) for y in self.coordinates]
         moved = [None if g is None else cone.of.analyse(g) for cone, g in zip(cones, gradients, strict=True)]
         products = [torch.zeros_like(y) if v is None else v * y for v, y in zip(moved, units, strict=True)]
-        pulls = rows([level_sums(cone.of, p) for cone, p in zip(cones, products, strict=True)])
+        pulls = rows([cone.of.level_sums(p) for cone, p in zip(cones, products, strict=True)])
         above = self.ratios - 1
         slopes = above * self.gains.square()
         steep = (self.energies * above.square() * self.gains**3).sum(-1, keepdim=True)
@@ -162,17 +163,6 @@ def scaled(coordinates: Tensor) -> Tensor:
     if coordinates.dtype == torch.float64 and wide.numel():  # squares of these may overflow or vanish
         wide = wide / wide.detach().abs().amax().clamp(min=torch.finfo(torch.float64).tiny)
     return wide
-
-
-def direction_energies(of: Spectrum, coordinates: Tensor) -> Tensor:
-    """||w_sigma||^2 at each level up to a common factor, from coordinates: (levels,) float64, differentiable."""
-    return level_sums(of, scaled(coordinates).square())
-
-
-def level_sums(of: Spectrum, numbers: Tensor) -> Tensor:
-    """The sum over each level and all copies of one number for each coordinate, (..., D): (levels,)."""
-    own = numbers.reshape(-1, of.rep.dim).sum(0)
-    return own.new_zeros(len(of.levels)).index_add(0, of.level_of, own)
 
 
 def least_distortion_gain(energies: Tensor, ratio: Tensor) -> Tensor:

@@ -2,8 +2,7 @@
 after another.
 
 It keeps a strict subset of what the exact rule keeps at the same cut-off. With several generators that do not commute
-the
-composition is not a projection, which the paper says and `approximate` repeats.
+the composition is not a projection, as the paper says; `Schur.approximate` tells where.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from softequiv._cache import cached
-from softequiv._linalg import expm, is_orthogonal, is_skew
+from softequiv._linalg import expm, is_orthogonal, is_skew, stack
 from softequiv.errors import GroupError, checked_number
 from softequiv.groups.angles import Angle
 
@@ -123,14 +123,14 @@ class Group(ABC):
         """How people write it; `parse_group(name)` gives the group back."""
 
     @property
-    @abstractmethod
     def lie(self) -> Tensor:
-        """Lie generators A_i in the defining representation, (k, n, n)."""
+        """Lie generators A_i in the defining representation, (k, n, n); none for a group that gives steps alone."""
+        return stack([], self.steps.shape[-1])
 
     @property
-    @abstractmethod
     def steps(self) -> Tensor:
-        """Discrete generators s_j in the defining representation, (m, n, n)."""
+        """Discrete generators s_j in the defining representation, (m, n, n); none for one that gives `lie` alone."""
+        return stack([], self.lie.shape[-1])
 
     @property
     @abstractmethod
@@ -243,13 +243,7 @@ class Group(ABC):
         if k == 0:
             near = elements_within(self, within)
             return near[int(torch.randint(len(near), (), generator=generator))]
-        if len(self.steps) == 0:
-            direction = torch.randn(k, dtype=torch.float64, generator=generator)
-            radius = min(reach, self.covering_radius) * torch.rand((), dtype=torch.float64, generator=generator) ** (
-                1 / k
-            )
-            return self.element(*(direction / direction.norm() * radius).tolist())
-        # a mixed group: a step costs one unit of the range, the flow takes what is left
+        # a step costs one unit of the range, the flow takes what is left
         counts = self._some_steps(reach, generator)
         left = math.sqrt(max(0.0, reach**2 - sum(count**2 for count in counts)))
         left = min(left, within) if isinstance(within, Angle) else left
@@ -321,8 +315,7 @@ class Group(ABC):
         if len(self.lie) == 0 and length < 1:
             raise GroupError(
                 f"the range {within!r} contains no element of {self} but the identity; its shortest step is "
-                f"{self.unit}: "
-                "widen the range or take a finer group"
+                f"{self.unit}: widen the range or take a finer group"
             )
         return min(length, self.covering_radius)  # no element is farther
 

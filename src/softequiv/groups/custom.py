@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from softequiv._linalg import Frozen, checked_matrices, refuse_rounded, refuse_slow, stack
+from softequiv._linalg import Frozen, checked_generators
 from softequiv.errors import GroupError, checked_number
 from softequiv.groups.angles import Angle
 from softequiv.groups.base import Element, Group
@@ -89,8 +89,7 @@ def group_from(
     for given, matrices_of in (("lie", lie), ("steps", steps)):
         if not isinstance(matrices_of, (Sequence, Tensor)):
             raise GroupError(f"{given} is a list of square matrices; got {matrices_of!r}")
-    matrices = checked_matrices([*lie, *steps], f"the group {name!r}", GroupError)
-    if not matrices:
+    if not len(lie) + len(steps):
         raise GroupError("a group needs at least one generator; give lie=[...] or steps=[...]")
     covering_radius = checked_number(covering_radius, f"the covering radius of the group {name!r}", GroupError)
     if not covering_radius > 0:
@@ -98,12 +97,8 @@ def group_from(
             f"the covering radius of the group {name!r} is the path length of its farthest element, above 0; got "
             f"{covering_radius!r}: leave it out where it is not known"
         )
-    refuse_slow(matrices, len(lie), f"the group {name!r}", GroupError)
-    refuse_rounded(matrices, len(lie), f"the group {name!r}", GroupError)
-    dim = matrices[0].shape[0]
-    for index, step in enumerate(matrices[len(lie) :]):
-        if torch.linalg.matrix_rank(step) < dim:
+    flows, jumps = checked_generators(lie, steps, f"the group {name!r}", GroupError)
+    for index, step in enumerate(jumps):
+        if torch.linalg.matrix_rank(step) < len(step):
             raise GroupError(f"step {index} is singular, so it has no inverse and generates no group")
-    return MatrixGroup(
-        name, Frozen(stack(matrices[: len(lie)], dim)), Frozen(stack(matrices[len(lie) :], dim)), covering_radius
-    )
+    return MatrixGroup(name, Frozen(flows), Frozen(jumps), covering_radius)

@@ -17,7 +17,7 @@ from softequiv._linalg import stack
 from softequiv.errors import GroupError
 from softequiv.groups.base import Element, Group, Step, Word
 from softequiv.groups.plane import signed_count
-from softequiv.groups.rotations import rotation
+from softequiv.groups.rotations import checked_dimension, rotation
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,7 @@ class S(Group):
     n: int
 
     def __post_init__(self) -> None:
-        if not isinstance(self.n, int) or self.n < 1:
-            raise GroupError(f"S(n) needs a whole number n of at least 1; got {self.n!r}")
+        checked_dimension("S", self.n)
 
     @property
     def name(self) -> str:
@@ -168,10 +167,6 @@ class Shifts(Group):
     @property
     def order(self) -> float:
         return math.prod(self.sizes)
-
-    @property
-    def abelian(self) -> bool:
-        return True
 
     @property
     def relations(self) -> tuple[Word, ...]:

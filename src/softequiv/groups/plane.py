@@ -11,7 +11,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from softequiv._linalg import stack
 from softequiv.errors import GroupError
 from softequiv.groups.angles import Angle
 from softequiv.groups.base import Element, Group, Step, Word
@@ -48,10 +47,6 @@ class C(Group):
     @property
     def name(self) -> str:
         return f"C{self.n}"
-
-    @property
-    def lie(self) -> Tensor:
-        return stack([], 2)
 
     @property
     def steps(self) -> Tensor:
@@ -113,10 +108,6 @@ class D(Group):
         return f"D{self.n}"
 
     @property
-    def lie(self) -> Tensor:
-        return stack([], 2)
-
-    @property
     def steps(self) -> Tensor:
         return torch.stack([rotation(2 * math.pi / self.n), mirror(2)])
 
@@ -164,10 +155,6 @@ class Reflection(Group):
     @property
     def name(self) -> str:
         return "Reflection"
-
-    @property
-    def lie(self) -> Tensor:
-        return stack([], 2)
 
     @property
     def steps(self) -> Tensor:

@@ -6,7 +6,6 @@ flips a picture left to right.
 
 from __future__ import annotations
 
-import itertools
 import math
 from dataclasses import dataclass
 
@@ -14,7 +13,7 @@ import torch
 from torch import Tensor
 
 from softequiv._cache import cached
-from softequiv._linalg import skew, stack, symmetric
+from softequiv._linalg import runs, skew, stack, symmetric
 from softequiv.errors import GroupError
 from softequiv.groups.angles import Angle
 from softequiv.groups.base import Element, Flow, Group, Step, Word
@@ -56,15 +55,14 @@ def orthogonal_log(matrix: Tensor) -> Tensor:
     """
     cosines, basis = torch.linalg.eigh(symmetric(matrix))
     log = torch.zeros_like(matrix)
-    bounds = [0, *(torch.nonzero(cosines.diff() > 1e-7).flatten() + 1).tolist(), len(cosines)]
-    for start, end in itertools.pairwise(bounds):
-        space = basis[:, start:end]
+    for run in runs(cosines, 1e-7):
+        space = basis[:, run]
         sines, vectors = torch.linalg.eigh(-1j * (space.T @ skew(matrix) @ space))
-        angles = torch.atan2(sines, (vectors.abs() ** 2).T @ cosines[start:end])
+        angles = torch.atan2(sines, (vectors.abs() ** 2).T @ cosines[run])
         half_turns = (sines.abs() < 1e-12) & (angles.abs() > 1)
         turning, turned = vectors[:, ~half_turns], vectors[:, half_turns]
         part = (turning * (1j * angles[~half_turns])) @ turning.mH
-        pairs = torch.linalg.eigh((turned @ turned.mH).real)[1][:, end - start - turned.shape[1] :]
+        pairs = torch.linalg.eigh((turned @ turned.mH).real)[1][:, vectors.shape[1] - turned.shape[1] :]
         first, second = pairs[:, ::2], pairs[:, 1::2]
         log += space @ (part.real + math.pi * (second @ first.T - first @ second.T)) @ space.T
     return skew(log)
@@ -101,10 +99,6 @@ class SO(Group):
     @property
     def lie(self) -> Tensor:
         return plane_generators(self.n).clone()  # the caller's own
-
-    @property
-    def steps(self) -> Tensor:
-        return stack([], self.n)
 
     @property
     def unit(self) -> str:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from softequiv._linalg import stack
 from softequiv.groups.base import Element, Flow, Group
 
 
@@ -27,10 +26,6 @@ class Scaling(Group):
     @property
     def lie(self) -> Tensor:
         return torch.ones(1, 1, 1, dtype=torch.float64)
-
-    @property
-    def steps(self) -> Tensor:
-        return stack([], 1)
 
     @property
     def unit(self) -> str:

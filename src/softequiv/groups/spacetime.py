@@ -63,10 +63,6 @@ class Lorentz(Group):
         return math.inf
 
     @property
-    def abelian(self) -> bool:
-        return False
-
-    @property
     def periods(self) -> tuple[float | None, ...]:
         return (2 * math.pi,) * 3 + (None,) * 3
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from softequiv._linalg import stack
 from softequiv.groups.angles import Angle
 from softequiv.groups.base import Element, Flow, Group
 
@@ -38,10 +37,6 @@ class SU2(Group):
     @property
     def lie(self) -> Tensor:
         return QUATERNION_UNITS / 2
-
-    @property
-    def steps(self) -> Tensor:
-        return stack([], 4)
 
     @property
     def unit(self) -> str:

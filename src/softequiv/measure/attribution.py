@@ -21,7 +21,7 @@ from softequiv._text import aligned
 from softequiv.actions import Acts, Pictures, Still
 from softequiv.adapt.bake import bake
 from softequiv.adapt.find import Setting, Skipped, find
-from softequiv.adapt.geometry import uneven_layers
+from softequiv.adapt.walk import uneven_layers
 from softequiv.asking.answers import asked, at_home, check_finite, default_target, evaluating
 from softequiv.asking.data import batches, count
 from softequiv.errors import SoftEquivError, check_count, check_seed
@@ -143,16 +143,6 @@ class Attribution:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers and strings, for JSON."""
-        parts = [
-            {
-                "name": part.name,
-                "share": part.share,
-                "size": part.size,
-                "without": part.without,
-                "causes": [asdict(cause) for cause in part.causes],
-            }
-            for part in self.parts
-        ]
         return {
             "group": str(self.group),
             "within": None if self.within is None else float(self.within),
@@ -162,7 +152,7 @@ class Attribution:
             "resampling": self.resampling,
             "verdict": self.verdict,
             "note": self.note,
-            "parts": parts,
+            "parts": [asdict(part) for part in self.parts],
         }
 
     def plot(self, path: str | Path, title: str = "") -> None:

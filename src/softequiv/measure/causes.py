@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from softequiv.actions import Vectors
 from softequiv.adapt.geometry import Uneven, pair
-from softequiv.adapt.positions import PatchGrid, tables
+from softequiv.adapt.positions import PatchGrid, dotted, tables
 from softequiv.errors import SoftEquivError
 from softequiv.groups import Element, Shifts
 from softequiv.reps import grid
@@ -128,7 +128,7 @@ def weights_on_grids(model: nn.Module, name: str) -> Iterator[tuple[Weight, str,
     for below in inside:
         owner = name.rpartition(".")[0] if module is None else ".".join(filter(None, (name, below)))
         for attribute, found in tables(model, owner):
-            full = ".".join(filter(None, (owner, attribute)))
+            full = dotted(owner, attribute)
             if isinstance(found, PatchGrid) and (module is not None or full == name):
                 yield "position embedding", full, found.picture(getattr(model.get_submodule(owner), attribute))
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from softequiv.actions import Acts, Pictures, Still, Tokens
+from softequiv.adapt.checkpoint import plain_name
 from softequiv.adapt.positions import MOST_PREFIX_TOKENS, square_grid
 from softequiv.asking.answers import asked, check_finite
 from softequiv.errors import SoftEquivError
@@ -122,11 +123,6 @@ class Recording(TorchFunctionMode):
             if id(value) in self.parameters:
                 self.order.append(self.parameters[id(value)])
         return func(*args, **(kwargs or {}))
-
-
-def plain_name(name: str) -> str:
-    """A parameter's name without the machinery of torch.nn.utils.parametrize."""
-    return name.replace(".parametrizations.", ".").removeprefix("parametrizations.").removesuffix(".original")
 
 
 def is_machinery(name: str) -> bool:

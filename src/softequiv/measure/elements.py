@@ -22,8 +22,6 @@ def as_range(group: Group, within: float | str | None) -> float | None:
     """
     reach = range_of(within)
     if reach is not None:
-        if not isinstance(reach, (int, float)):
-            raise GroupError(f"a range is an angle such as degrees(30), or a path length; got {reach!r}")
         group.reach(reach)
     return reach
 

@@ -13,12 +13,11 @@ from softequiv.nn.layers import (
     SoftTable,
 )
 from softequiv.nn.nonlinear import CopyBatchNorm, CopyNorm, Gated, Lengths, NormReLU, VectorReLU, gated
+from softequiv.nn.soft import Layout, Soft
 from softequiv.nn.together import filtered_together
 from softequiv.nn.weight import (
     FilteredWeight,
-    Layout,
     Mode,
-    Soft,
     SoftWeight,
     is_constraint,
     set_gain,

@@ -13,41 +13,28 @@ from torch import Tensor, nn
 from softequiv.errors import SoftEquivError
 from softequiv.gains import Cone
 from softequiv.nn.hooks import Hooks
-from softequiv.nn.weight import (
-    MARK,
-    FilteredWeight,
-    Soft,
-    SoftWeight,
-    nearest_in_cones,
-    replace_stored,
-    sharing,
-    soft_weights,
-    through_linear,
-    whole,
-)
+from softequiv.nn.several import nearest_in_cones, sharing, through_linear
+from softequiv.nn.soft import Soft
+from softequiv.nn.weight import MARK, FilteredWeight, SoftWeight, replace_stored, soft_weights, whole
 from softequiv.spectrum import Filter
 
 
 @torch.no_grad()
 def filter_all(tensors: Iterable[tuple[Tensor, FilteredWeight]]) -> None:
-    """Put each tensor through its own constraint, in place; the linear ones of one kind go together, and the equations
-    of all cones are solved together.
-    """
+    """Project each tensor onto its own constraint, in place: linear ones of a kind together, and all cones together."""
     linear: list[tuple[Tensor, Filter, Soft]] = []
     cones: dict[torch.device, list[tuple[Cone, Tensor, Soft]]] = {}
     for tensor, filtered in tensors:
-        filtered.fit(tensor.dtype, tensor.device)  # a plain module's marks do not travel with it
+        filtered.fit(tensor.dtype, tensor.device)  # a plain module's `to` does not reach its marks
         held = filtered.held
         if isinstance(held, Filter) and held.side == "identity":
             continue
-        if hasattr(tensor, "full_tensor"):  # sharded over processes
+        if hasattr(tensor, "full_tensor") or not isinstance(held, (Cone, Filter)):  # or sharded
             replace_stored(tensor, filtered.projected)
         elif isinstance(held, Cone):
             cones.setdefault(tensor.device, []).append((held, tensor, filtered.soft))
-        elif isinstance(held, Filter):
-            linear.append((tensor, held, filtered.soft))
         else:
-            replace_stored(tensor, filtered.projected)
+            linear.append((tensor, held, filtered.soft))
     if linear:
         targets = [tensor for tensor, *_ in linear]
         filters = sharing((held, soft, tensor.dtype, tensor.device) for tensor, held, soft in linear)
@@ -71,15 +58,23 @@ def projected_weights(model: nn.Module) -> list[SoftWeight]:
 
 
 def project(model: nn.Module) -> None:
-    """Project every stored weight of a model in project mode onto its constraint."""
+    """Project every stored weight of a model in project mode onto its constraint, in place.
+
+    >>> import softequiv as se
+    >>> layer = se.soften(nn.Conv2d(3, 8, 5), "C4", softness=0, mode="project")
+    >>> _ = layer.weight.data.normal_()
+    >>> project(layer)
+    >>> torch.allclose(layer.weight, layer.weight.rot90(1, (-2, -1)), atol=1e-6)
+    True
+    """
     filter_all((weight.stored, weight.filtered) for weight in projected_weights(model))
 
 
 def project_gradients(weights: Iterable[SoftWeight]) -> None:
-    """Take from each gradient what a linear constraint forbids.
+    """Remove from each gradient what a linear constraint forbids.
 
-    An optimiser that rescales entries (Adam) would otherwise turn the forbidden part into an allowed one, and settle
-    elsewhere than "parametrize" does.
+    An optimiser that rescales entries (Adam) would otherwise turn the forbidden part into an allowed one, and end up
+    elsewhere than in "parametrize" mode.
     """
     filter_all(
         (weight.stored.grad, weight.filtered)

@@ -18,7 +18,8 @@ from torch import Tensor, nn
 
 from softequiv.errors import RepresentationError
 from softequiv.gains import Gain, LevelGain, softness
-from softequiv.nn.weight import Layout, Mode, Soft, soft_weights, soften_new, through
+from softequiv.nn.soft import Layout, Soft, through
+from softequiv.nn.weight import Mode, soft_weights, soften_new
 from softequiv.reps import Action, Rep, Trivial, direct_sum, terms_of
 from softequiv.reps.grids import kernels
 from softequiv.spectrum import spectrum

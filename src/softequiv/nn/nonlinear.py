@@ -150,6 +150,10 @@ class NormReLU(nn.Module):
     """x -> x relu(|x| + min(b, 0)) / |x| per copy, with a learned b per copy; a scalar's length is its magnitude.
 
     A positive b would make a jump at 0, and where features are rounding, as on blank areas, rounding as large as b.
+
+    >>> import softequiv as se
+    >>> NormReLU(8 * se.vector(se.SO(3)))(torch.randn(4, 24)).shape
+    torch.Size([4, 24])
     """
 
     def __init__(self, rep: Rep, dim: int = -1) -> None:
@@ -172,7 +176,13 @@ class NormReLU(nn.Module):
 
 
 class CopyNorm(nn.Module):
-    """Divide by the root mean square of the copies' lengths, then scale each copy by a learned factor."""
+    """Divide by the root mean square of the copies' lengths, then scale each copy by a learned factor.
+
+    >>> import softequiv as se
+    >>> y = CopyNorm(8 * se.vector(se.SO(3)))(torch.randn(4, 24))
+    >>> torch.allclose(y.square().sum(-1) / 8, torch.ones(4), atol=1e-3)
+    True
+    """
 
     def __init__(self, rep: Rep, dim: int = -1, eps: float = 1e-6) -> None:
         super().__init__()

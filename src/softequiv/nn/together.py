@@ -1,8 +1,7 @@
-"""What if all weights were filtered at once, before they are used?
+"""How are all weights filtered at once, before a forward pass uses them?
 
-At each access a weight is filtered by itself: by one small operation, or, where it has an error target, by some 150
-that solve an equation. Telling a GPU of them takes longer than doing them. Here those of all weights are done together,
-at the start of each pass of the model.
+Filtering a weight at its access takes one small operation, or some 150 to solve an equation where it has an error
+target. A GPU takes longer to launch them than to run them, so those of all weights are batched here.
 """
 
 from __future__ import annotations
@@ -16,26 +15,19 @@ from torch import Tensor, nn
 
 from softequiv.gains import Cone
 from softequiv.nn.hooks import GoesWithFilters, Hooks, without_hooks
-from softequiv.nn.weight import (
-    FilteredWeight,
-    Fitted,
-    Sharing,
-    SoftWeight,
-    nearest_in_cones,
-    sharing,
-    soft_weights,
-    through_linear,
-)
+from softequiv.nn.several import Sharing, nearest_in_cones, sharing, through_linear
+from softequiv.nn.weight import FilteredWeight, Fitted, SoftWeight, soft_weights
 from softequiv.spectrum import Filter
 from softequiv.spectrum.base import traced_or_transformed
 
 
 def filtered_together(model: nn.Module) -> Hooks:
-    """Let each forward pass of a model filter all weights in "parametrize" mode at once; `soften` does so by itself.
+    """Filter all weights in "parametrize" mode at once at the start of each forward pass; `soften` arranges this.
 
-    Values and gradients are those of a filter at each access, which stays the way outside a pass of this very module,
-    as where a part of it is called alone; where the pass is compiled, traced or transformed; and where processes train
-    together, since DDP sends each gradient as soon as it is there. `remove` of what is returned takes it off.
+    Values and gradients are the same as with a filter at each access. That is still used outside a pass of this very
+    module (when a part of it is called alone), in passes that are compiled, traced or transformed, and where several
+    processes train together, since DDP sends each gradient as soon as it is ready. What is written through a
+    parameter's `.data` during a pass counts from the next pass on. Returns hooks; their `remove()` undoes it.
 
     >>> from softequiv import SO, scalar, vector
     >>> from softequiv.nn import SoftLinear
@@ -56,7 +48,7 @@ def filtered_together(model: nn.Module) -> Hooks:
 
 
 class AtOnce(GoesWithFilters):
-    """The hook of `filtered_together`, called before a pass, and with its answers after it."""
+    """The hook of `filtered_together`, called before a pass, and with its result after it."""
 
     def __init__(self, weights: Iterable[SoftWeight]) -> None:
         self.chains: list[tuple[Any, FilteredWeight]] = []  # a weight's list of parametrisations, and ours in it
@@ -65,13 +57,13 @@ class AtOnce(GoesWithFilters):
             if lists[weight.attribute][0] is weight.filtered:  # nothing comes before it
                 self.chains.append((lists[weight.attribute], weight.filtered))
         self.under_way = False
-        # the filters of weights by their `fitted`; set as one, and fitted is read first: other threads may do the same
+        # `fitted` of the weights, and their groups; assigned in one step, as other threads may regroup at the same time
         self.grouped: tuple[list[Fitted], list[Sharing]] = ([], [])
 
-    def __call__(self, model: nn.Module, inputs: Any, *answers: Any) -> None:
+    def __call__(self, model: nn.Module, inputs: Any, *result: Any) -> None:
         if torch.compiler.is_compiling():  # a compiled pass filters in its own graph
             return
-        if answers:
+        if result:
             self.under_way = False
             for _, filtered in self.chains:
                 filtered.ready.end(self)
@@ -87,8 +79,8 @@ class AtOnce(GoesWithFilters):
         recording = torch.is_grad_enabled()
         for chain, filtered in self.chains:
             theta: Tensor = chain.original
-            whole = not hasattr(theta, "full_tensor") and not theta.is_inference()  # not sharded, and with a version
-            learns = theta.requires_grad or not recording  # the frozen have no part in a recorded table
+            whole = not hasattr(theta, "full_tensor") and not theta.is_inference()  # not sharded, and has a version
+            learns = theta.requires_grad or not recording  # a frozen weight takes no part in a recorded operation
             fitted = filtered.fitted
             fits = (theta.dtype, theta.device) == fitted
             if not (whole and learns and fits) or filtered.ready.during_another(self):
@@ -110,7 +102,7 @@ class AtOnce(GoesWithFilters):
                 filtered.ready.fill(weight, theta, fitted, self)
 
     def grouping(self, linear: Sequence[tuple[FilteredWeight, Fitted, Filter]]) -> list[Sharing]:
-        """Which of these weights go together; to find that out takes longer than to filter them."""
+        """Which of these weights go together: remembered, as finding out takes longer than filtering them."""
         own = [fitted for _, fitted, _ in linear]
         known, filters = self.grouped
         if len(own) != len(known) or any(map(operator.is_not, own, known)):
@@ -126,7 +118,7 @@ def trained_by_several() -> bool:
 
 
 class _Linear(torch.autograd.Function):
-    """Many weights through their linear filters; each filter is its own transpose, so nothing is kept for gradients."""
+    """Many weights through their linear filters. Each filter is its own transpose, so nothing is saved for backward."""
 
     @staticmethod
     def forward(ctx: Any, filters: list[Sharing], *weights: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -136,4 +128,6 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        return (None, *_Linear.apply(ctx.filters, *gradients))  # type: ignore[no-untyped-call]
+        if torch.is_grad_enabled() and not traced_or_transformed():
+            return (None, *_Linear.apply(ctx.filters, *gradients))  # type: ignore[no-untyped-call]
+        return (None, *through_linear(gradients, ctx.filters))

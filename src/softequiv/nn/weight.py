@@ -7,7 +7,7 @@ Forward passes never change a parameter, and nothing derived enters the state_di
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, Protocol, get_args
@@ -17,138 +17,19 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from softequiv._cache import on_the_cpu
-from softequiv.errors import GainError, SoftEquivError, WeightError
+from softequiv.errors import SoftEquivError, WeightError
 from softequiv.gains import Composed, Cone, Gain, LevelGain, WeightFilter
-from softequiv.gains.cone import nearest
 from softequiv.nn.module import check_module
+from softequiv.nn.soft import PLAIN, Soft, through, times_matrix
 from softequiv.reps import Rep
 from softequiv.spectrum import Filter, spectrum
-from softequiv.spectrum.base import full_precision, in_one_step
+from softequiv.spectrum.base import in_one_step
 from softequiv.spectrum.transforms import tf32_allowed
 
 Mode = Literal["parametrize", "project"]
 MARK = "_soft_weights"  # where a plain module remembers what `hold` must project
 ADAPTED = "base_layer"  # what PEFT calls the layer to which it adds
 Fitted = tuple[torch.dtype, torch.device]
-
-
-@dataclass(frozen=True)
-class Layout:
-    """Where the axes on which a group acts lie in a stored tensor; by default they are its last ones.
-
-    `axis`: the stored axis that holds the space, flattened, `channels` times over; `skip` and `behind`: entries at its
-    start and its end that the group leaves alone (class and register tokens); `groups`: the first axis holds so many
-    independent maps (grouped convolution); `swap`: the first two axes are exchanged (transposed convolution).
-    """
-
-    axis: int | None = None
-    skip: int = 0
-    channels: int = 1
-    groups: int = 1
-    swap: bool = False
-    behind: int = 0
-
-    def read(self, stored: Tensor, rep: Rep) -> Tensor:
-        """The stored tensor as (..., *rep.shape)."""
-        if self.axis is not None:
-            part = stored.narrow(self.axis, self.skip, self.channels * rep.dim).movedim(self.axis, -1)
-            return part.unflatten(-1, (self.channels, *rep.shape))
-        if self.groups > 1:
-            stored = stored.unflatten(0, (self.groups, -1))
-        return stored.transpose(-len(rep.shape), 1 - len(rep.shape)) if self.swap else stored
-
-    def write(self, stored: Tensor, part: Tensor, rep: Rep) -> Tensor:
-        """A tensor like `stored` with its group axes replaced by `part`."""
-        if self.axis is not None:
-            flat = part.flatten(part.ndim - len(rep.shape) - 1).movedim(-1, self.axis)
-            if not (self.skip or self.behind):
-                return flat
-            first = stored.narrow(self.axis, 0, self.skip)
-            last = stored.narrow(self.axis, stored.shape[self.axis] - self.behind, self.behind)
-            return torch.cat([first, flat, last], self.axis)
-        part = part.transpose(-len(rep.shape), 1 - len(rep.shape)) if self.swap else part
-        return part.flatten(0, 1) if self.groups > 1 else part
-
-
-PLAIN = Layout()
-
-
-@dataclass(frozen=True)
-class Soft:
-    """What is done to one weight: its representation, its gain, and where its axes lie."""
-
-    rep: Rep
-    gain: Gain
-    layout: Layout = PLAIN
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.gain, Gain):
-            raise GainError(f"a gain is softness(0.5), hard(1.0) or their like; got {self.gain!r}")
-
-
-def through(apply: WeightFilter, soft: Soft, weight: Tensor) -> Tensor:
-    """A stored tensor with its group axes filtered, in full precision inside autocast too."""
-    if weight.is_meta or (isinstance(apply, Filter) and apply.side == "identity"):
-        return weight
-    with full_precision(weight):
-        if soft.layout == PLAIN:
-            return apply(weight)
-        return soft.layout.write(weight, apply(soft.layout.read(weight, soft.rep)), soft.rep)
-
-
-@dataclass(frozen=True)
-class Sharing:
-    """One linear filter, and the numbers of the weights that it serves; more than one if they are laid out plainly."""
-
-    apply: Filter
-    soft: Soft
-    members: list[int]
-    matrix: Tensor | None  # where the filter is one product with it
-
-
-def sharing(filters: Iterable[tuple[Filter, Soft, torch.dtype, torch.device]]) -> list[Sharing]:
-    """Which of some weights have one filter, dtype and device in common."""
-    found: dict[tuple[object, ...], Sharing] = {}
-    for number, (apply, soft, dtype, device) in enumerate(filters):
-        plain = soft.layout == PLAIN
-        key = (soft.rep, soft.gain, dtype, device) if plain else (number,)
-        factor = apply.factor if plain and apply.gamma.dtype == dtype else None
-        matrix = factor if factor is not None and factor.ndim == 2 else None
-        found.setdefault(key, Sharing(apply, soft, [], matrix)).members.append(number)
-    return list(found.values())
-
-
-def through_linear(weights: Sequence[Tensor | None], filters: Iterable[Sharing]) -> list[Any]:
-    """Each stored tensor that is there through its own filter; those that share one go together, as one long tensor."""
-    done: list[Any] = [None] * len(weights)
-    for shared in filters:
-        members = [number for number in shared.members if weights[number] is not None]
-        own: list[Any] = [weights[number] for number in members]
-        if not own:
-            continue
-        if shared.soft.layout != PLAIN or torch._C._functorch.is_legacy_batchedtensor(own[0]):  # not to be flattened
-            for number, part in zip(members, own, strict=True):
-                done[number] = through(shared.apply, shared.soft, part)
-            continue
-        flat: Tensor = torch._C._nn.flatten_dense_tensors(own)  # as DDP does: one call from Python for all of them
-        if shared.matrix is None or tf32_allowed(flat):
-            flat = through(shared.apply, shared.soft, flat.view(-1, *shared.soft.rep.shape))
-        else:
-            flat = times_matrix(flat, shared.matrix)
-        for number, part in zip(members, torch._C._nn.unflatten_dense_tensors(flat.reshape(-1), own), strict=True):
-            done[number] = part
-    return done
-
-
-def times_matrix(weight: Tensor, matrix: Tensor) -> Tensor:
-    """Each d numbers of a weight in a row times (d, d), by the shortest way: Python takes longer than the product."""
-    kind = weight.device.type
-    autocast = torch.is_autocast_enabled(kind)
-    torch.set_autocast_enabled(kind, False)
-    try:
-        return torch.mm(weight.reshape(-1, matrix.shape[0]), matrix)
-    finally:
-        torch.set_autocast_enabled(kind, autocast)
 
 
 def product(weight: Tensor, factor: Tensor) -> Tensor:
@@ -164,10 +45,10 @@ class Pass(Protocol):
 
 @dataclass(slots=True)
 class Prepared:
-    """W = gain(Theta), filtered ahead of its use, and what it was made from; empty where nothing is ready.
+    """W = gain(Theta), filtered ahead of its use, and what it was made from; empty if nothing is ready.
 
-    It serves while the pass is under way for which it was made, so that it cannot be out of date, and in the backward
-    pass after it, in which checkpointed activations are computed again by the same steps.
+    It is served during the pass that it was made for, and during backward passes, in which checkpointed activations
+    are recomputed and must take the same steps.
     """
 
     weight: Tensor | None = None
@@ -178,28 +59,32 @@ class Prepared:
     recorded: bool = False  # whether a backward pass may ask for it
 
     def fill(self, weight: Tensor, theta: Tensor, fitted: Fitted, during: Pass) -> None:
-        """Have this ready from now on."""
+        """Hold this from now on."""
         self.weight, self.theta, self.version, self.fitted = weight, theta, theta._version, fitted
         self.during, self.recorded = during, False
 
+    def lasts(self) -> bool:
+        """Whether the pass it was made for is under way, or a backward pass, which may recompute parts of it."""
+        return (self.during is not None and self.during.under_way) or torch._C._current_graph_task_id() >= 0
+
     def during_another(self, own: Pass) -> bool:
-        """Whether it is ready for a pass around this one."""
-        return self.during is not None and self.during is not own and self.during.under_way
+        """Whether it was made for a pass around this one, and is still to be served."""
+        return self.weight is not None and self.during is not own and self.lasts()
 
     def end(self, during: Pass) -> None:
-        """The pass is over: let go of what its backward pass will not ask for."""
+        """The pass is over: release what its backward pass will not ask for."""
         if self.during is during and not self.recorded:
             self.forget()
 
     def forget(self) -> None:
-        """Have nothing ready."""
+        """Hold nothing."""
         self.weight = self.theta = None
 
     def serve(self, theta: Tensor, fitted: Fitted) -> Tensor | None:
-        """The weight, if filtering now would give the same value and the same gradient; otherwise nothing is ready any
-        more, so that what was filtered at its access is so again in the backward pass.
+        """The weight, if filtering now would give the same value and gradient. If not, it is dropped for good: what was
+        filtered at its access must be filtered at its access again when the backward pass recomputes it.
         """
-        weight, during = self.weight, self.during
+        weight = self.weight
         if weight is None:
             return None
         recording = torch.is_grad_enabled()
@@ -207,7 +92,7 @@ class Prepared:
             theta is self.theta
             and theta._version == self.version
             and fitted is self.fitted
-            and ((during is not None and during.under_way) or torch._C._current_graph_task_id() >= 0)
+            and self.lasts()
             and not (recording and (weight.requires_grad != theta.requires_grad or weight.is_inference()))
         ):
             self.recorded |= recording
@@ -231,8 +116,8 @@ class FilteredWeight(nn.Module):
         self.set_soft(soft, dtype, device)
 
     def set_soft(self, soft: Soft, dtype: torch.dtype, device: torch.device) -> None:
-        """Do this from now on, to weights of this dtype on this device."""
-        place = torch.device("cpu") if device.type == "meta" else device  # the filter of no values has values
+        """Filter in this way from now on, weights of this dtype on this device."""
+        place = torch.device("cpu") if device.type == "meta" else device  # filters always have values
         fitted = (torch.float64 if dtype == torch.float64 else torch.float32, place)  # a new object each time
         with on_the_cpu():
             filter = soft.gain.on(soft.rep).to(*fitted)  # may refuse the gain, and then nothing has changed
@@ -243,7 +128,7 @@ class FilteredWeight(nn.Module):
         self.fitted = fitted  # last: by it what was prepared in another thread is known to be out of date
 
     def fit(self, dtype: torch.dtype, device: torch.device) -> None:
-        """Make the filters anew, from exact ones, where the weight has another precision or place than before."""
+        """Rebuild the filters from exact ones if the weight has changed its precision or device."""
         precision = torch.float64 if dtype == torch.float64 else torch.float32
         if (precision, device) != self.fitted and device.type != "meta":
             self.set_soft(self.soft, precision, device)
@@ -269,7 +154,7 @@ class FilteredWeight(nn.Module):
 
     def projected(self, weight: Tensor) -> Tensor:
         """The nearest weight that the gain's constraint admits."""
-        self.fit(weight.dtype, weight.device)  # a plain module's marks do not travel with it
+        self.fit(weight.dtype, weight.device)  # a plain module's `to` does not reach its marks
         return through(self.held, self.soft, weight)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> FilteredWeight:
@@ -287,7 +172,7 @@ class FilteredWeight(nn.Module):
 
 @dataclass(frozen=True)
 class SoftWeight:
-    """One soft weight of a model, as iteration shows it."""
+    """One soft weight of a model, as `soft_weights` yields it."""
 
     name: str
     module: nn.Module
@@ -386,8 +271,12 @@ def soften_new(module: nn.Module, attribute: str, soft: Soft, mode: Mode) -> Non
 def soft_weights(model: nn.Module) -> Iterator[SoftWeight]:
     """All soft weights of a model, in the order of its modules.
 
-    Whoever looks at them from here finds them filtered now: a pass for which they were made ready may have been
-    interrupted from the keyboard, of which torch tells no hook.
+    Values that were filtered ahead for a pass are dropped here, since torch calls no hook after a KeyboardInterrupt.
+
+    >>> import softequiv as se
+    >>> net = se.soften(nn.Sequential(nn.Conv2d(3, 8, 5), nn.ReLU()), "C4", softness=0.5)
+    >>> [weight.name for weight in soft_weights(net)]
+    ['0.weight']
     """
     check_module(model)
     for prefix, module in model.named_modules():
@@ -428,19 +317,11 @@ def replace_stored(stored: Tensor, change: Callable[[Tensor], Tensor]) -> None:
     sharded.copy_(distribute_tensor(changed, sharded.device_mesh, sharded.placements, src_data_rank=None))
 
 
-def nearest_in_cones(members: Iterable[tuple[Cone, Tensor, Soft]]) -> list[Tensor]:
-    """The nearest tensor to each that lies in its cone; all of them on one device."""
-    members = list(members)
-    with torch.autocast(members[0][1].device.type, enabled=False):
-        found = nearest([(cone, soft.layout.read(tensor, soft.rep)) for cone, tensor, soft in members])
-        return [
-            soft.layout.write(tensor, view, soft.rep) for (_, tensor, soft), view in zip(members, found, strict=True)
-        ]
-
-
 def set_gain(weight: SoftWeight, gain: Gain) -> None:
-    """Give one soft weight another gain; in project mode its stored value, which has been through the gain so far, is
-    filtered at once by what the new one takes beyond that.
+    """Give one soft weight another gain.
+
+    In project mode the stored value, which has been through the old gain, is filtered at once by what the new gain
+    removes beyond the old one.
     """
     stored, filtered, before = weight.stored, weight.filtered, weight.soft
     soft = Soft(before.rep, gain, before.layout)
@@ -451,9 +332,9 @@ def set_gain(weight: SoftWeight, gain: Gain) -> None:
 
 
 def beyond(before: Gain, after: Gain, rep: Rep) -> WeightFilter:
-    """What takes a weight that has been through one gain on to another: min(1, after / before) of each level.
+    """The filter from a weight that has been through one gain to what another leaves: min(1, after / before) by level.
 
-    Nothing grows, since what was taken away is not stored. A gain that depends on the weight starts anew.
+    Nothing grows back, since what was removed is not stored. A gain that depends on the weight is applied as it is.
     """
     if not (isinstance(before, LevelGain) and isinstance(after, LevelGain)):
         return after.on(rep)
@@ -463,7 +344,7 @@ def beyond(before: Gain, after: Gain, rep: Rep) -> WeightFilter:
 
 
 def is_constraint(gain: Gain, rep: Rep) -> bool:
-    """Whether training cannot undo the gain: hard subspaces and cones, not smooth or fractional levels."""
+    """Whether training cannot undo the gain: true of subspaces and cones, not of smooth or fractional levels."""
     apply = gain.on(rep)
     if isinstance(apply, Cone):
         return True

@@ -16,20 +16,12 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from softequiv._cache import cached
 from softequiv._linalg import expm, stack
 from softequiv.errors import RepresentationError, TooLargeError
 from softequiv.groups import SO, C, D, Group, O, Reflection, Scaling, Shifts
 from softequiv.groups.rotations import mirror, rotation
 from softequiv.reps.base import Decomposition, Piece, Rep, scalar, tensor_product
-from softequiv.reps.pixels import (
-    Harmonics,
-    bilinear_rotation,
-    central_generator,
-    harmonics,
-    quarter_turn,
-    su2_generator,
-)
+from softequiv.reps.pixels import bilinear_rotation, central_generator, harmonics, quarter_turn, su2_generator
 
 Action = Literal["exact", "su2", "central", "bilinear"]
 
@@ -38,21 +30,15 @@ LARGEST_SQUARE = 96  # a dense basis for it takes 0.7 GB in float64
 UNSETTLED_RATE = 2.0  # how fast a quarter turn moves a picture whose sign it changes: ||P v - v|| / ||v||
 
 
-@cached
-def _harmonics(n: int) -> Harmonics:
-    return harmonics(n)
-
-
 @dataclass(frozen=True)
 class Square(Rep):
     """n x n pixels under plane rotations and, for O(2) and D(n), the left-right flip.
 
-    Some sizes admit no exact action, and then a few of the roughest pictures cannot take part: one picture under
-    SO(2) for
-    n = 2 mod 4, where a quarter turn has determinant -1; n/2 under O(2) for even n, where the flip and the
-    transposition
-    differ in trace though all reflections of O(2) are conjugate. Quarter turns change the sign of these pictures; a
-    rotation leaves them still, and they count as moving at rate 2, so that level 0 never contains them.
+    Some sizes admit no exact action, and then a few of the roughest pictures are left out of it: one picture under
+    SO(2) for n = 2 mod 4, where a quarter turn has determinant -1; n/2 pictures under O(2) for even n, where the flip
+    and the transposition differ in trace although all reflections of O(2) are conjugate. Quarter turns change the sign
+    of these pictures. Other rotations leave them unchanged, but they count as moving at rate 2, so that level 0 never
+    contains them.
     """
 
     group: Group
@@ -102,7 +88,7 @@ class Square(Rep):
         """(still pictures, their parity, which of them are unsettled, turning pairs (2, n^2, n1), frequencies
         (n1,)).
         """
-        table = _harmonics(self.n)
+        table = harmonics(self.n)
         still, parity = table.zero, table.zero_parity
         unsettled = torch.zeros(len(parity), dtype=torch.bool)
         if table.leftover is not None:

@@ -16,13 +16,10 @@ from softequiv._linalg import (
     ROUNDED,
     Frozen,
     are_normal,
-    checked_matrices,
+    checked_generators,
     expm,
     is_orthogonal,
     is_skew,
-    refuse_rounded,
-    refuse_slow,
-    stack,
 )
 from softequiv.errors import NotARepresentationError, RepresentationError
 from softequiv.groups import Group, Step, evaluate
@@ -77,15 +74,11 @@ def representation(
             f"{group} has {len(group.lie)} Lie generators and {len(group.steps)} steps; got matrices for "
             f"{len(lie)} and {len(steps)}"
         )
-    matrices = checked_matrices([*lie, *steps], f"a representation of {group}", RepresentationError)
-    if not matrices:
+    if not len(lie) + len(steps):
         raise RepresentationError(
             f"{group} has no generators, so matrices cannot tell a representation; use scalar(group)"
         )
-    refuse_slow(matrices, len(lie), f"a representation of {group}", RepresentationError)
-    refuse_rounded(matrices, len(lie), f"a representation of {group}", RepresentationError)
-    dim = matrices[0].shape[0]
-    flows, jumps = stack(matrices[: len(lie)], dim), stack(matrices[len(lie) :], dim)
+    flows, jumps = checked_generators(lie, steps, f"a representation of {group}", RepresentationError)
     rep = Matrices(group, Frozen(flows), Frozen(jumps), name)
     check_representation(rep)
     return rep

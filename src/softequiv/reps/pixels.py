@@ -10,10 +10,14 @@ Pictures are flattened row by row. A positive angle turns counter-clockwise as s
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from softequiv._cache import cached
+from softequiv._linalg import canonical_signs, column_signs, skew, symmetric
 
 # Frequencies below this are zeros of the generator: far above rounding, far below the smallest that is not zero (0.8).
 NULL_TOLERANCE = 1e-9
@@ -130,10 +134,10 @@ def picture_generator(n: int) -> Tensor:
     True
     """
     everything = torch.eye(n * n, dtype=torch.float64).to_sparse()
-    generator = _foretell(_covariances(n), everything, everything)
-    return (generator - generator.T) / 2
+    return skew(_foretell(_covariances(n), everything, everything))
 
 
+@cached
 def harmonics(n: int) -> Harmonics:
     """Discrete circular harmonics of the n x n square, made from :func:`picture_generator`.
 
@@ -143,20 +147,7 @@ def harmonics(n: int) -> Harmonics:
     >>> harmonics(3).frequency
     tensor([1., 2., 3.], dtype=torch.float64)
     """
-    covariances = _covariances(n)
-    return _rounded(n, lambda left, right: _foretell(covariances, left, right))
-
-
-def exact_generator(n: int) -> Tensor:
-    """A' = sum over pairs of m (sine cosine^T - cosine sine^T): (n^2, n^2), skew, with integer frequencies m.
-
-    >>> turn = torch.matrix_exp(2 * math.pi * exact_generator(4))
-    >>> torch.allclose(turn, torch.eye(16, dtype=torch.float64))
-    True
-    """
-    basis = harmonics(n)
-    half = (basis.sine * basis.frequency) @ basis.cosine.T
-    return half - half.T
+    return _rounded(n, partial(_foretell, _covariances(n)))
 
 
 def _coordinates(n: int) -> Tensor:
@@ -253,7 +244,7 @@ def _real_pairs(block: _Block, even: Tensor, odd: Tensor, residue: int) -> tuple
     u, omega, vh = torch.linalg.svd(block(odd, even))
     rank = int((omega > NULL_TOLERANCE).sum())
     omega, v = omega[:rank], vh.T
-    sign = _signs(v[:, :rank])
+    sign = column_signs(v[:, :rank])
     pairs = _Pairs(
         omega,
         4 * torch.round((omega - residue) / 4) + residue,
@@ -271,18 +262,10 @@ def _quarter_pairs(block: _Block, n: int) -> _Pairs:
     m = 1 mod 4 is the frequency -m with the sine turned round.
     """
     even, turn = _sector(n, 0, 1), quarter_turn(n)
-    symmetric = block(even.index_select(0, turn), even)
-    omega, v = torch.linalg.eigh((symmetric + symmetric.T) / 2)
-    cosine = even @ (v * _signs(v))
+    omega, v = torch.linalg.eigh(symmetric(block(even.index_select(0, turn), even)))
+    cosine = even @ (v * column_signs(v))
     m = 4 * torch.round((omega - 1) / 4) + 1
     return _Pairs(omega, m.abs(), cosine, cosine[turn] * m.sign(), torch.ones_like(omega, dtype=torch.bool))
-
-
-def _signs(vectors: Tensor) -> Tensor:
-    """Signs that make the entry of largest magnitude in each column positive."""
-    if not vectors.numel():
-        return vectors.new_ones(vectors.shape[1])
-    return vectors.gather(0, vectors.abs().argmax(0, keepdim=True))[0].sign()
 
 
 def _smoothest_first(sector: Tensor, vectors: Tensor) -> Tensor:
@@ -291,7 +274,7 @@ def _smoothest_first(sector: Tensor, vectors: Tensor) -> Tensor:
     pictures = (sector @ vectors).reshape(n, n, -1)
     slopes = torch.cat([pictures.diff(dim=0).flatten(0, 1), pictures.diff(dim=1).flatten(0, 1)])
     vectors = vectors @ torch.linalg.eigh(slopes.T @ slopes).eigenvectors
-    return sector @ (vectors * _signs(vectors))
+    return sector @ canonical_signs(vectors)
 
 
 def _sector(n: int, quarter: int, flip: int) -> Tensor:

@@ -9,6 +9,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from softequiv._cache import cached
 from softequiv._linalg import stack
 from softequiv.errors import RepresentationError
 from softequiv.groups import Group, matrix_key
@@ -36,17 +37,14 @@ class Regular(Rep):
     def lie(self) -> Tensor:
         return stack([], self.dim)
 
-    @cached_property
-    def _steps(self) -> Tensor:
+    @cached
+    def steps(self) -> Tensor:
         matrices = [g.matrix for g in self.group.elements()]
         steps = torch.zeros(len(self.group.steps), self.dim, self.dim, dtype=torch.float64)
         for j, step in enumerate(self.group.steps):
             images = [self._elements[matrix_key(step @ matrix)] for matrix in matrices]
             steps[j, images, torch.arange(self.dim)] = 1
         return steps
-
-    def steps(self) -> Tensor:
-        return self._steps
 
 
 def regular(group: Group) -> Rep:

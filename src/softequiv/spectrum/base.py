@@ -92,9 +92,12 @@ class Spectrum:
 
     def energies(self, weight: Tensor) -> Tensor:
         """||w_sigma||^2 at each level, summed over leading axes, (levels,) float64; differentiable."""
-        squares = self.analyse(weight).double().square().reshape(-1, self.rep.dim).sum(0)
-        total = torch.zeros(len(self.levels), dtype=torch.float64, device=weight.device)
-        return total.index_add(0, self.level_of.to(weight.device), squares)
+        return self.level_sums(self.analyse(weight).double().square())
+
+    def level_sums(self, numbers: Tensor) -> Tensor:
+        """The sum over each level and all copies of one number per coordinate, (..., D) to (levels,)."""
+        own = numbers.reshape(-1, self.rep.dim).sum(0)
+        return own.new_zeros(len(self.levels)).index_add(0, self.level_of.to(own.device), own)
 
     def scale(self, weight: Tensor, gamma: Tensor) -> Tensor:
         """sum_sigma gamma(sigma) w_sigma for a gain (levels,), differentiable in weight and gain."""
@@ -132,9 +135,8 @@ class Spectrum:
         """c(sigma), (levels,): no element of path length up to `within` changes a unit weight of that level by more.
 
         One-parameter motion: 2 sin(min(sigma t, pi) / 2), attained while sigma t <= pi. One step s repeated n times:
-        the
-        same with the angle 2 asin(sigma / 2) of s. Otherwise sigma t, at most 2 where levels are invariant subspaces.
-        Representations that are not orthogonal multiply it by `kappa`.
+        the same with the angle 2 asin(sigma / 2) of s. Otherwise sigma t, at most 2 where levels are invariant
+        subspaces. For a representation that is not orthogonal, sigma t times `kappa`.
         """
         group, reach = self.rep.group, self.rep.group.reach(within)
         flows, steps = len(group.lie), len(group.steps)

@@ -6,14 +6,13 @@ The pieces of a direct sum are those of its terms, so multiplicities cost nothin
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from softequiv._cache import cached
-from softequiv._linalg import LEVEL_TOLERANCE, canonical_signs, skew, symmetric
+from softequiv._linalg import LEVEL_TOLERANCE, canonical_signs, runs, skew, symmetric
 from softequiv.reps import Decomposition, Piece, Rep, terms_of
 from softequiv.reps.base import action_rates
 from softequiv.spectrum.transforms import AxisBlock
@@ -125,11 +124,10 @@ def refine(vectors: Tensor, values: Tensor, operators: list[Tensor]) -> Tensor:
         return vectors
     order = values.argsort()
     vectors, values = vectors[:, order], values[order]
-    bounds = [0, *(torch.nonzero(values.diff() > NEARLY_EQUAL).flatten() + 1).tolist(), len(values)]
     out = []
-    for start, end in itertools.pairwise(bounds):
-        part = vectors[:, start:end]
-        if end - start > 1:
+    for run in runs(values, NEARLY_EQUAL):
+        part = vectors[:, run]
+        if part.shape[1] > 1:
             inner, rotation = torch.linalg.eigh(part.mH @ operators[0] @ part)
             part = refine(part @ rotation, inner, operators[1:])
         out.append(part)
@@ -148,8 +146,7 @@ def irreducible_pieces(rates: Tensor) -> Decomposition:
         commuting_matrix(rates, torch.randn(dim, dim, dtype=torch.float64, generator=generator)) for _ in range(2)
     )
     values, vectors = torch.linalg.eigh(symmetric(first))
-    bounds = [0, *(torch.nonzero(values.diff() > 1e-8 * values.abs().max()).flatten() + 1).tolist(), dim]
-    spaces = [vectors[:, a:b] for a, b in itertools.pairwise(bounds)]
+    spaces = [vectors[:, run] for run in runs(values, 1e-8 * float(values.abs().max()))]
     classes: list[list[Tensor]] = []
     for space in spaces:
         for members in classes:

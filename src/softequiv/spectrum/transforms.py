@@ -23,12 +23,16 @@ class Transform(ABC):
     """An orthogonal map of R^D."""
 
     @abstractmethod
+    def apply(self, x: Tensor, back: bool) -> Tensor:
+        """The map, or its inverse, of (..., D)."""
+
     def forward(self, x: Tensor) -> Tensor:
         """Coordinates of x, (..., D) to (..., D)."""
+        return self.apply(x, back=False)
 
-    @abstractmethod
     def inverse(self, y: Tensor) -> Tensor:
         """The x that has coordinates y."""
+        return self.apply(y, back=True)
 
 
 def moved(value: Any, dtype: torch.dtype, device: torch.device) -> Any:
@@ -68,11 +72,8 @@ class Dense(Transform):
 
     basis: Tensor
 
-    def forward(self, x: Tensor) -> Tensor:
-        return product(x, self.basis)
-
-    def inverse(self, y: Tensor) -> Tensor:
-        return product(y, self.basis.mT)
+    def apply(self, x: Tensor, back: bool) -> Tensor:
+        return product(x, self.basis.mT if back else self.basis)
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ class AlongAxis(Transform):
     after: int
     blocks: tuple[AxisBlock, ...]
 
-    def _apply(self, x: Tensor, transpose: bool) -> Tensor:
+    def apply(self, x: Tensor, back: bool) -> Tensor:
         if all(block.basis is None for block in self.blocks):
             return x
         lead = x.shape[:-1]
@@ -102,19 +103,13 @@ class AlongAxis(Transform):
             if block.basis is None:
                 out.append(part)
             else:
-                matrix = block.basis.mT if transpose else block.basis
+                matrix = block.basis if back else block.basis.mT
                 split = part.reshape(*lead, self.before, block.copies, block.size, self.after)
                 # the last axis as one large product: many products with a single column are far slower
                 last = self.after == 1
                 turned = product(split[..., 0], matrix.mT)[..., None] if last else product(matrix, split)
                 out.append(turned.reshape(part.shape))
         return torch.cat(out, dim=-2).reshape(x.shape)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self._apply(x, transpose=True)
-
-    def inverse(self, y: Tensor) -> Tensor:
-        return self._apply(y, transpose=False)
 
 
 @dataclass(frozen=True)
@@ -127,17 +122,11 @@ class Butterfly(Transform):
 
     index: Tensor
 
-    def _mix(self, x: Tensor, a: float) -> Tensor:
-        """a = 1 forward; a = -1 transposes the 4 x 4 mixing."""
+    def apply(self, x: Tensor, back: bool) -> Tensor:
+        a = -1.0 if back else 1.0  # the 4 x 4 mixing, or its transpose
         cc, cs, sc, ss = (x[..., i] for i in self.index)
         mixed = torch.stack([cc - a * ss, cs + a * sc, sc - a * cs, ss + a * cc], -2) / math.sqrt(2)
         return x.index_copy(-1, self.index.flatten(), mixed.reshape(*x.shape[:-1], -1))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self._mix(x, 1.0)
-
-    def inverse(self, y: Tensor) -> Tensor:
-        return self._mix(y, -1.0)
 
 
 @dataclass(frozen=True)
@@ -154,18 +143,12 @@ class Blocks(Transform):
 
     blocks: tuple[Block, ...]
 
-    def _apply(self, x: Tensor, transpose: bool) -> Tensor:
-        parts = [product(x[..., b.index], b.basis.mT if transpose else b.basis) for b in self.blocks]
+    def apply(self, x: Tensor, back: bool) -> Tensor:
+        parts = [product(x[..., b.index], b.basis.mT if back else b.basis) for b in self.blocks]
         order = torch.cat([b.index.flatten() for b in self.blocks])
         return torch.empty_like(x).index_copy(
             -1, order, torch.cat([part.reshape(*x.shape[:-1], -1) for part in parts], -1)
         )
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self._apply(x, transpose=False)
-
-    def inverse(self, y: Tensor) -> Tensor:
-        return self._apply(y, transpose=True)
 
 
 @dataclass(frozen=True)
@@ -185,11 +168,10 @@ class Pairs(Transform):
         """D = dim Y dim X."""
         return starts(self.rows)[-1] * starts(self.columns)[-1]
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.by_copies(x, map_table(self.bases, lambda basis: lambda part: times(part, basis)))
-
-    def inverse(self, y: Tensor) -> Tensor:
-        return self.by_copies(y, map_table(self.bases, lambda basis: lambda part: times(part, basis.mT)))
+    def apply(self, x: Tensor, back: bool) -> Tensor:
+        return self.by_copies(
+            x, map_table(self.bases, lambda basis: lambda part: times(part, basis.mT if back else basis))
+        )
 
     def by_copies(self, x: Tensor, maps: Table[SmallMap]) -> Tensor:
         """Put every copy of a pair, flattened to (..., dim U dim V), through the map of its pair."""
