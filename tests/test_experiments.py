@@ -531,7 +531,7 @@ def test_flips_mirror_every_second_turn():
     assert max(map(abs, angles)) <= math.radians(60)
 
 
-@pytest.mark.parametrize("name", ["T1", "T1b"])
+@pytest.mark.parametrize("name", ["T1", "T1b", "typed-vit"])
 def test_smoke(name, tmp_path):
     try:
         data_folder("mnist")

@@ -171,6 +171,24 @@ def test_choosing_by_validation_is_compared_with_the_test(tmp_path):
     assert page("softness-selection", "ours", tmp_path).claims[0].holds
 
 
+@pytest.mark.parametrize(("strict", "works"), [(0.9, True), (0.8, False)])
+def test_a_typed_vit_is_asked_what_its_dial_moves_and_costs(strict, works, tmp_path):
+    """Errors follow the dial or do not; softness 0 is as accurate as plain and beats augmentation, or does neither."""
+
+    def figures(settings: Any) -> dict[str, float]:
+        typed, dial, noise = settings["arm"] == "ours (typed)", settings["dial"], 0.001 * settings["seed"]
+        error = (dial if works else 0.6) if typed else 0.5
+        gain = (strict if typed and dial == 0 else 0.85) + noise
+        moved = {f"{key} {end}": gain for key in ("aAcc", "cAcc") for end in ("quarters", "30")}
+        return {"Acc": gain, **moved, "iErr quarters": error + noise, "iErr 30": 0.3, "validation score": gain}
+
+    own = experiment("typed-vit")
+    rows = made_up(own.cells("small"), figures)
+    found = own.page(rows, "small")
+    assert [claim.holds for claim in found.claims[:3]] == [works] * 3
+    assert "one seed" in write_page(own.page(rows[: len(rows) // 3], "small"), rows, tmp_path, "typed-vit").read_text()
+
+
 def test_curves_over_softness_have_a_panel_for_each_backbone(tmp_path):
     found = page("F4", "ours", tmp_path)
     assert len(found.tables) == 2 and len(found.figures) == 1
@@ -178,4 +196,4 @@ def test_curves_over_softness_have_a_panel_for_each_backbone(tmp_path):
 
 def test_every_experiment_of_the_paper_is_there():
     expected = "T1 T1b T2 T3 T4 T5 T6 T7 F1 F2 F3 F4 F5 hard-vs-smooth full-equivariant softness-selection"
-    assert names() == [*expected.split(), "whole-network"]
+    assert names() == [*expected.split(), "whole-network", "typed-vit"]
