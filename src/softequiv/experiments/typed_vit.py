@@ -128,8 +128,8 @@ def page(rows: Sequence[Row], scale: Scale) -> Page:
             f"MNIST, {rows[0]['trained on']:,} digits to train, {rows[0]['tested on']:,} to test, padded; ViTs of "
             f"{rows[0]['layers']} layers, {WIDTH} numbers a token and patches of {PATCH}; {rows[0]['epochs']} epochs "
             f"of AdamW, {len(values(rows, 'seed'))} seeds. Errors and moved accuracies are those under one, two and "
-            f"three quarter turns, and within {RANGE} degrees where that is said. The epoch with the best combined accuracy "
-            "on the validation digits is tested.",
+            f"three quarter turns, and within {RANGE} degrees where that is said. The epoch with the best "
+            "combined accuracy on the validation digits is tested.",
             f"'{TYPED}' has tokens of the frequencies 0, 1 and 2 of {GROUP}; its dial is the softness of every weight "
             "up to the mean over tokens: 0 is exactly invariant under quarter turns, 1 leaves all weights free. "
             "'mixture' is the plain network, its answers averaged over quarter turns: two passes a step, four an "
