@@ -48,8 +48,9 @@ def test_the_quick_demo_runs_and_a_second_run_reuses_its_cells(
         "augmented",
         "augmented, error 0.3",
         "held 0.05",
+        "typed, softness 0",
     ]
-    assert trained_names(first) == ["start", "augmented start", *names]
+    assert trained_names(first) == ["start", "augmented start", "typed start", *names]
     for result in results["results"]:
         assert f"{100 * result['measured']['accuracy moved']['value']:.1f}%" in first
         assert f"{result['certified']:.2f}" in first
@@ -57,12 +58,13 @@ def test_the_quick_demo_runs_and_a_second_run_reuses_its_cells(
     by_name = {result["name"]: result for result in results["results"]}
     assert by_name["softness 0"]["certified"] < 1e-6
     assert by_name["error 0.3"]["certified"] == pytest.approx(0.3, abs=1e-4)
-    upright, quarter = by_name["softness 0"]["measured"]["accuracy"], by_name["softness 0"]["quarter turn"]
-    assert upright["value"] == quarter["value"]
+    for strict in (by_name["softness 0"], by_name["typed, softness 0"]):
+        assert strict["measured"]["accuracy"]["value"] == strict["quarter turn"]["value"]
+        assert strict["certified"] < 1e-6
 
     demo.run(tmp_path / "demo", quick=True)
     second = capsys.readouterr().out
-    assert trained_names(second) == [] and second.count(": reused") == 2 + len(names)
+    assert trained_names(second) == [] and second.count(": reused") == 3 + len(names)
     again = json.loads((tmp_path / "demo" / "results.json").read_text())
     assert again["results"] == results["results"]
 
@@ -81,7 +83,7 @@ def test_an_interrupted_run_leaves_nothing_half_written_and_resumes(
     monkeypatch.setattr(demo, "train", interrupted)
     with pytest.raises(KeyboardInterrupt):
         demo.run(tmp_path, quick=True)
-    assert [path.suffix for path in files_in(tmp_path)] == [".safetensors"] * 3  # two starts and the plain model
+    assert [path.suffix for path in files_in(tmp_path)] == [".safetensors"] * 4  # three starts and the plain model
     assert torch.get_num_threads() == threads
 
     capsys.readouterr()

@@ -29,14 +29,17 @@ from softequiv._files import made_folder, written_whole
 from softequiv._text import aligned
 from softequiv.actions import Moves, Pictures, Still
 from softequiv.adapt import load_tensors, soften, stored_tensors
+from softequiv.asking.answers import tensor_of
 from softequiv.certify.certificate import versions
 from softequiv.errors import SoftEquivError
+from softequiv.gains import softness
 from softequiv.groups import SO, degrees
 from softequiv.holding import HeldByMeasurement
 from softequiv.measure import measure
 from softequiv.measure.measurement import Row
 from softequiv.measure.progress import progress
 from softequiv.report import ReportData, build, write_report
+from softequiv.tasks.vision import VisionTransformer
 
 FORMAT = 1
 GROUP, WITHIN = SO(2), degrees(30)
@@ -46,6 +49,8 @@ TURNS = 64  # rotations that an augmented model sees of every picture
 TRIED = tuple(GROUP.element(degrees(60 * (i + 0.5) / 8 - 30)) for i in range(8))  # angles that cover the range evenly
 WHOLE = 512  # pictures asked for at once
 LINE = 100  # characters
+HEADS = 4
+TYPE = 5 * HEADS  # numbers of a token with one scalar and one vector of frequencies 1 and 2 for each head
 NEEDED = {"transformers": "transformers", "sklearn": "scikit-learn"}
 
 
@@ -75,7 +80,7 @@ QUICK = Setup(start_steps=20, finish_steps=10, levels=(0.0, 0.5, 1.0), errors=(0
 @dataclass(frozen=True)
 class Cell:
     """One model to train: from scratch, or from another cell; softened or not, on turned pictures or not, its measured
-    error held at a target or not.
+    error held at a target or not, its tokens carrying representations or not.
     """
 
     name: str
@@ -85,6 +90,7 @@ class Cell:
     softness: float | None = None
     error: float | None = None
     held: float | None = None
+    typed: bool = False
     start: Cell | None = None
 
     def key(self, setup: Setup) -> str:
@@ -196,6 +202,7 @@ def cells(setup: Setup) -> list[Cell]:
     turned = Cell("augmented start", setup.start_steps, setup.start_rate, augmented=True)
     finish = Cell("plain", setup.finish_steps, setup.finish_rate, start=plain)
     more = replace(finish, augmented=True, start=turned)
+    typed = replace(plain, name="typed start", softness=0.0, typed=True)
     target = max(setup.errors)
     return [
         finish,
@@ -204,11 +211,23 @@ def cells(setup: Setup) -> list[Cell]:
         replace(more, name="augmented"),
         replace(more, name=f"augmented, error {target:g}", error=target),
         replace(more, name=f"held {setup.held:g}", held=setup.held),
+        replace(finish, name="typed, softness 0", softness=0.0, typed=True, start=typed),
     ]
 
 
-def new_model(setup: Setup) -> nn.Module:
-    """A small ViT with random weights."""
+def new_model(setup: Setup, typed: float | None = None) -> nn.Module:
+    """A small ViT with random weights; with tokens that carry representations where a softness is given."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(setup.seed)
+        if typed is None:
+            return plain_vit(setup)
+        width = TYPE * max(1, setup.width // TYPE)
+        sizes = {"width": width, "layers": setup.depth, "heads": HEADS}
+        return VisionTransformer(setup.pixels, setup.patch, 10, group=GROUP, gain=softness(typed), **sizes)
+
+
+def plain_vit(setup: Setup) -> nn.Module:
+    """A ViT of transformers."""
     from transformers import ViTConfig, ViTForImageClassification
 
     config = ViTConfig(
@@ -217,14 +236,12 @@ def new_model(setup: Setup) -> nn.Module:
         num_channels=1,
         hidden_size=setup.width,
         num_hidden_layers=setup.depth,
-        num_attention_heads=4,
+        num_attention_heads=HEADS,
         intermediate_size=2 * setup.width,
         id2label={i: str(i) for i in range(10)},
         label2id={str(i): i for i in range(10)},
     )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(setup.seed)
-        return ViTForImageClassification(config)
+    return ViTForImageClassification(config)
 
 
 def trained(wanted: Sequence[Cell], digits: Digits, setup: Setup, folder: Path) -> dict[Cell, nn.Module]:
@@ -249,8 +266,10 @@ def trained(wanted: Sequence[Cell], digits: Digits, setup: Setup, folder: Path) 
 
 def prepared(cell: Cell, done: Mapping[Cell, nn.Module], setup: Setup) -> nn.Module:
     """The model of a cell before its training."""
-    model = new_model(setup) if cell.start is None else copy.deepcopy(done[cell.start])
-    if cell.softness is not None:
+    if cell.start is None:
+        return new_model(setup, cell.softness if cell.typed else None)
+    model = copy.deepcopy(done[cell.start])
+    if cell.softness is not None and not cell.typed:
         soften(model, GROUP, softness=cell.softness)
     if cell.error is not None:
         soften(model, GROUP, error=cell.error, within=WITHIN)
@@ -300,7 +319,7 @@ def train(model: nn.Module, cell: Cell, digits: Digits, setup: Setup) -> None:
         turn = torch.randint(len(turns), (batch,), generator=generator)
         x, y = copies[turn, chosen], labels[chosen]
         if held is None:
-            loss = functional.cross_entropy(model(x).logits, y)
+            loss = functional.cross_entropy(tensor_of(model(x)), y)
         else:
             loss = held(model, x, y, functional.cross_entropy, generator)
         optimizer.zero_grad()
@@ -330,7 +349,7 @@ def report(models: Mapping[Cell, nn.Module], digits: Digits, setup: Setup) -> Re
 
 def on_dial(cell: Cell) -> bool:
     """Whether a cell is a stop of the dial: trained on upright pictures, plain or of some softness."""
-    return not cell.augmented and cell.error is None
+    return not cell.augmented and cell.error is None and not cell.typed
 
 
 def result(cell: Cell, model: nn.Module, data: ReportData, digits: Digits) -> Result:
@@ -350,7 +369,7 @@ def result(cell: Cell, model: nn.Module, data: ReportData, digits: Digits) -> Re
         measured={row.name: row for row in rows},
         quarter=quarter["accuracy moved"],
         validation=validation["accuracy combined"].value,
-        soft=cell.softness is not None or cell.error is not None,
+        soft=(cell.softness is not None or cell.error is not None) and not cell.typed,
         augmented=cell.augmented,
         held=cell.held is not None,
     )
@@ -359,7 +378,9 @@ def result(cell: Cell, model: nn.Module, data: ReportData, digits: Digits) -> Re
 def findings(results: Sequence[Result]) -> list[str]:
     """What one sees, in sentences made from the figures."""
     named = {result.name: result for result in results}
-    plain, augmented, strict = named["plain"], named["augmented"], named["softness 0"]
+    plain, augmented, strict, typed = (
+        named[name] for name in ("plain", "augmented", "softness 0", "typed, softness 0")
+    )
     best = max((r for r in results if r.soft and not r.augmented), key=lambda r: r.validation)
     both = next(r for r in results if r.soft and r.augmented)
     held = next(r for r in results if r.held)
@@ -372,7 +393,9 @@ def findings(results: Sequence[Result]) -> list[str]:
         f"{versus(held, augmented)}",
         f"Exactly equivariant weights ({strict.name}): {percent(strict.quarter)} right after a quarter turn and "
         f"{percent(strict.measured['accuracy'])} upright; the plain model: {percent(plain.quarter)} and "
-        f"{percent(plain.measured['accuracy'])}.",
+        f"{percent(plain.measured['accuracy'])}. A ViT whose tokens carry representations is as exact: "
+        f"{percent(typed.quarter)} and {percent(typed.measured['accuracy'])} "
+        f"({verdict(typed.measured['accuracy'], strict.measured['accuracy'], larger_is_better=True)} upright).",
     ]
 
 
@@ -418,7 +441,8 @@ def table(results: Iterable[Result]) -> list[tuple[str, ...]]:
 LEGEND = (
     "certified: largest relative change of a filtered weight by any rotation within 30 degrees, guaranteed; upright, "
     "turned (within 30 degrees), quarter (of a turn): accuracy on the test pictures; iErr: KL[F(x) || F(gx)]; change: "
-    "||F(gx) - F(x)|| / ||F(x)||; held: trained with a price that keeps iErr at this target. All models took the same "
+    "||F(gx) - F(x)|| / ||F(x)||; held: trained with a price that keeps iErr at this target; typed: tokens carry "
+    "representations. All models took the same "
     "number of training steps, and as many pictures a step."
 )
 
