@@ -24,6 +24,7 @@ from softequiv.experiments.finetune import Shown, of, seeded, stop_table, traine
 from softequiv.experiments.judged import TESTED, judged, turns
 from softequiv.experiments.pages import Claim, Page
 from softequiv.experiments.t1 import SIDE, digits
+from softequiv.experiments.whole_network import holds
 from softequiv.gains import softness
 from softequiv.groups import C, degrees
 from softequiv.tasks.base import Examples
@@ -114,6 +115,7 @@ def page(rows: Sequence[Row], scale: Scale) -> Page:
     tables = {"Trained upright": upright, "Trained on digits turned by quarters": turned}
     claims = [replace(claim, text=f"quarter turns: {claim.text}") for claim in dials_move(found, [TYPED])]
     if {"plain", TYPED} <= accuracy.keys():
+        claims.append(holds("quarter turns", accuracy, TYPED))
         claims.append(free_of_charge(accuracy[TYPED][0], accuracy["plain"][0]))
     if augmented is not None:
         claims += [
