@@ -23,6 +23,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("adapt",),
     ("certify", "measure"),
     ("baselines",),
+    ("networks",),
     ("holding",),
     ("tasks",),
     ("training",),

@@ -40,9 +40,9 @@ from softequiv.baselines.relaxed import (
     weight_sharing_penalty,
 )
 from softequiv.baselines.rpp import rpp
-from softequiv.baselines.steerable import fields, steerable_cnn
 from softequiv.errors import GroupError, RepresentationError, SoftEquivError
 from softequiv.groups import Element, Group
+from softequiv.networks.steerable import fields, steerable_cnn
 from softequiv.nn import CopyBatchNorm, SoftConv2d
 from softequiv.nn.layers import kernel_soft
 from softequiv.reps import regular

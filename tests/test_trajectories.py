@@ -20,8 +20,8 @@ from softequiv.actions import Moves, Pictures, Points
 from softequiv.baselines.autoregressive import Autoregressive, ConstantVelocity
 from softequiv.baselines.eqauto import EqAuto
 from softequiv.errors import SoftEquivError
+from softequiv.networks.forecaster import Forecaster
 from softequiv.tasks.base import Held
-from softequiv.tasks.forecaster import Forecaster
 from softequiv.tasks.trajectories import (
     SCENES,
     SPLITS,

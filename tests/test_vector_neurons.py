@@ -16,8 +16,8 @@ from softequiv.baselines.eqauto import EqAuto
 from softequiv.baselines.vector_neurons import VNAttention, VNInvariant, VNLinear, VNNorm, VNReLU, quarter_turn
 from softequiv.errors import RepresentationError, SoftEquivError
 from softequiv.groups import Group
+from softequiv.networks.forecaster import Forecaster
 from softequiv.nn import SoftLinear, soft_weights
-from softequiv.tasks.forecaster import Forecaster
 from softequiv.testing import assert_equivariant, equivariance_error
 
 GROUPS: tuple[Group, ...] = (se.SO(2), se.O(2), se.SO(3), se.O(3))

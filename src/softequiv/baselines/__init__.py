@@ -17,7 +17,6 @@ from softequiv.baselines.relaxed import (
     weight_sharing_penalty,
 )
 from softequiv.baselines.rpp import RPPConv2d, RPPLinear, merged, rpp, set_mix
-from softequiv.baselines.steerable import steerable_cnn
 from softequiv.baselines.vector_neurons import VNAttention, VNInvariant, VNLinear, VNNorm, VNReLU
 
 __all__ = [
@@ -60,6 +59,5 @@ __all__ = [
     "prior_loss",
     "rpp",
     "set_mix",
-    "steerable_cnn",
     "weight_sharing_penalty",
 ]

@@ -22,12 +22,12 @@ from softequiv.baselines.paper import paper_soften
 from softequiv.baselines.penalty import Penalised
 from softequiv.baselines.relaxed import RelaxedGroupCNN
 from softequiv.baselines.rpp import merged, rpp
-from softequiv.baselines.steerable import steerable_cnn
 from softequiv.experiments.speed import SOFTNESS, Work, inference, ratios, training_step
 from softequiv.gains import softness
 from softequiv.groups import SO, C, O, degrees
+from softequiv.networks.forecaster import Forecaster
+from softequiv.networks.steerable import steerable_cnn
 from softequiv.reps import vector
-from softequiv.tasks.forecaster import Forecaster
 from softequiv.training.loop import Loss, Objective, Transform, plain
 
 WIDTHS = (40, 80, 160)  # feature maps: divisible by 4, 5 and 8, so that all networks have as many

@@ -38,8 +38,8 @@ from softequiv.holding import HeldByMeasurement
 from softequiv.measure import measure
 from softequiv.measure.measurement import Row
 from softequiv.measure.progress import progress
+from softequiv.networks.vision import VisionTransformer
 from softequiv.report import ReportData, build, write_report
-from softequiv.tasks.vision import VisionTransformer
 
 FORMAT = 1
 GROUP, WITHIN = SO(2), degrees(30)

@@ -14,7 +14,6 @@ from torch import nn
 from softequiv.adapt import soften
 from softequiv.baselines.group_cnn import GroupCNN
 from softequiv.baselines.relaxed import RelaxedGroupCNN
-from softequiv.baselines.steerable import steerable_cnn
 from softequiv.experiments.arms import Armed, Setting, armed, restore_variance
 from softequiv.experiments.base import Experiment, Scale
 from softequiv.experiments.cells import Cell, Figures, Row, Settings
@@ -26,6 +25,7 @@ from softequiv.experiments.t1 import ERROR, GAIN, RANGE, against_augmentation, d
 from softequiv.experiments.whole_network import holds
 from softequiv.gains import softness
 from softequiv.groups import SO, C, degrees
+from softequiv.networks.steerable import steerable_cnn
 from softequiv.training import Recipe
 
 GROUP = C(4)

@@ -43,10 +43,10 @@ from softequiv.experiments.pages import Claim, Figure, Page, Table, bullets, spr
 from softequiv.gains import softness
 from softequiv.groups import SO, degrees
 from softequiv.holding import HeldByMeasurement
+from softequiv.networks.forecaster import Forecaster
 from softequiv.nn import soft_weights
 from softequiv.nn.layers import restored_scale
 from softequiv.nn.weight import set_gain
-from softequiv.tasks.forecaster import Forecaster
 from softequiv.tasks.trajectories import SCENES, SPLITS, Trajectories, as_examples, read_scene
 from softequiv.training import Recipe, fit
 from softequiv.training.loop import Objective, plain

@@ -27,8 +27,8 @@ from softequiv.experiments.t1 import SIDE, digits
 from softequiv.experiments.whole_network import holds
 from softequiv.gains import softness
 from softequiv.groups import C, degrees
+from softequiv.networks.vision import VisionTransformer
 from softequiv.tasks.base import Examples
-from softequiv.tasks.vision import VisionTransformer
 from softequiv.training import Recipe
 
 GROUP = C(4)

@@ -5,7 +5,6 @@ from softequiv.tasks.cifar import cifar10, cifar100
 from softequiv.tasks.classification import Classification
 from softequiv.tasks.disc import InDisc
 from softequiv.tasks.folders import image_folder
-from softequiv.tasks.forecaster import Forecaster
 from softequiv.tasks.hub import hub_classification
 from softequiv.tasks.images import Images, open_images
 from softequiv.tasks.masks import ade20k, camvid, mask_folders, voc
@@ -14,12 +13,10 @@ from softequiv.tasks.regression import Regression, inertia, matrix_element, synt
 from softequiv.tasks.segmentation import Segmentation
 from softequiv.tasks.splits import few
 from softequiv.tasks.trajectories import Trajectories, read_scene
-from softequiv.tasks.vision import VisionTransformer
 
 __all__ = [
     "Classification",
     "Examples",
-    "Forecaster",
     "Held",
     "Images",
     "InDisc",
@@ -27,7 +24,6 @@ __all__ = [
     "Segmentation",
     "Task",
     "Trajectories",
-    "VisionTransformer",
     "ade20k",
     "camvid",
     "cifar10",

@@ -9,8 +9,8 @@ from torch import nn
 import softequiv as se
 from softequiv.errors import SoftEquivError
 from softequiv.groups import Group
+from softequiv.networks import VisionTransformer
 from softequiv.nn import SoftLinear, soft_weights
-from softequiv.tasks import VisionTransformer
 
 GROUPS = [se.C(4), se.D(4), se.SO(2), se.O(2)]
 

@@ -10,14 +10,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from softequiv.baselines.steerable import fields
 from softequiv.errors import RepresentationError, SoftEquivError, check_count
 from softequiv.gains import Gain
 from softequiv.groups import C, Group
+from softequiv.networks.steerable import fields
+from softequiv.networks.transformer import Layer, norm, times
 from softequiv.nn import Lengths, SoftConv2d, SoftLinear, SoftTable
 from softequiv.nn.layers import EXACT
 from softequiv.reps import Rep, grid, scalar
-from softequiv.tasks.transformer import Layer, norm, times
 
 FREQUENCIES = 2  # the highest that tokens carry
 

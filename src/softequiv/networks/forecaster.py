@@ -15,10 +15,10 @@ from softequiv.baselines.autoregressive import Autoregressive
 from softequiv.errors import RepresentationError, SoftEquivError
 from softequiv.gains import Gain
 from softequiv.groups import SO, Group
+from softequiv.networks.transformer import Layer, norm, times
 from softequiv.nn import SoftLinear
 from softequiv.nn.layers import EXACT
 from softequiv.reps import Rep, scalar, vector
-from softequiv.tasks.transformer import Layer, norm, times
 
 CODES = 16  # numbers that tell a step's place in time
 SLOWEST = 100.0  # the code's longest wave is 2 pi times so many steps, well beyond a track's length
