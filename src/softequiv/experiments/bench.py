@@ -73,7 +73,8 @@ def pictures(action: Action, sizes: Sequence[int], svd_sizes: Sequence[int]) -> 
     ]
     method = (
         "ours: build a spectrum with an empty cache and filter one weight of n^4 entries, float64, CPU; best of 3 "
-        "rounds at least, in turns. SVD: of the Kronecker matrix, one run. Schur rule: the paper's, in plain Python. "
+        "rounds at least, in turns. SVD: of the Kronecker matrix, one run. Schur rule: the paper's, in plain Python, "
+        "with its generator. "
         "eigh: two bare eigendecompositions of n^2 x n^2 complex matrices."
     )
     columns = ("n x n", "SVD / ours", "Schur rule / ours", "ours / two eigh")

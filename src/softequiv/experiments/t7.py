@@ -62,8 +62,9 @@ def page(rows: Sequence[Row], scale: Scale) -> Page:
         [
             "A linear map of n x n pictures has n^4 entries. SVD: singular vectors of the Kronecker matrix, one run. "
             "Schur rule: the paper's, for one generator, in plain Python. Ours: a spectrum built with an empty cache, "
-            "and one weight filtered by it; it also makes the generator, which the Schur rule is given. All in float64 "
-            "on the CPU, in turns, the best of three rounds at least.",
+            "and one weight filtered by it. Both start from the size of the picture: the Schur rule makes the matrix "
+            "of the generator first, which ours does without. All in float64 on the CPU, in turns, the best of three "
+            "rounds at least.",
             "The paper's seconds are another machine's. Its Schur rule answers for one normal generator and one "
             "cut-off; a spectrum serves any number of generators, every gain, and the certificates.",
         ],
