@@ -19,7 +19,7 @@ from softequiv.experiments.base import Experiment, Scale
 from softequiv.experiments.cells import Cell, Figures, Row, Settings
 from softequiv.experiments.compare import curves, dials_move, lower_errors, trade_off
 from softequiv.experiments.costs import plain_cnn
-from softequiv.experiments.finetune import of
+from softequiv.experiments.finetune import longer, of
 from softequiv.experiments.pages import Page, bullets
 from softequiv.experiments.t1 import ERROR, GAIN, RANGE, against_augmentation, digits, learnt, stop_table
 from softequiv.experiments.whole_network import holds
@@ -79,13 +79,13 @@ def cells(scale: Scale) -> list[Cell]:
         return [Cell("T1b", {**quick, "arm": arm, "dial": dial}) for arm, dial in chosen]
     if scale == "small":
         base |= NARROW
-    return [
-        Cell("T1b", {**base, "turned": turned, "arm": arm, "dial": stop, "seed": seed})
+    found = [
+        {**base, "turned": turned, "arm": arm, "dial": stop}
         for turned, arms in ((False, STOPS), (True, TURNED))
         for arm, stops in arms.items()
         for stop in stops
-        for seed in range(3)
     ]
+    return [Cell("T1b", {**settings, "seed": seed}) for settings in (*found, longer(base)) for seed in range(3)]
 
 
 def network(arm: str, dial: float, seed: int, widths: Sequence[int] = WIDTHS) -> nn.Module:

@@ -17,10 +17,11 @@ from torch import nn
 from softequiv.actions import Moves, Pictures
 from softequiv.baselines.augmentation import Augmented
 from softequiv.experiments.arms import Setting, armed
+from softequiv.experiments.augmentation import against
 from softequiv.experiments.base import Experiment, Scale
 from softequiv.experiments.cells import Cell, Figures, Row, Settings
-from softequiv.experiments.compare import Stop, apart, beats, curves, dials_move, if_of_one_seed, in_short, trade_off
-from softequiv.experiments.finetune import Shown, of, seeded, stop_table, trained_and_judged, values
+from softequiv.experiments.compare import Stop, apart, curves, dials_move, if_of_one_seed, in_short, trade_off
+from softequiv.experiments.finetune import Shown, longer, of, seeded, stop_table, trained_and_judged, values
 from softequiv.experiments.judged import TESTED, judged, turns
 from softequiv.experiments.pages import Claim, Page
 from softequiv.experiments.t1 import SIDE, digits
@@ -65,7 +66,8 @@ def cells(scale: Scale) -> list[Cell]:
         quick = {**base, "turned": False, "seed": 0}
         return [Cell("typed-vit", {**quick, "arm": arm, "dial": stops[0]}) for arm, stops in STOPS.items()]
     upright = [{**base, "turned": False, "arm": arm, "dial": stop} for arm, stops in STOPS.items() for stop in stops]
-    return seeded("typed-vit", [*upright, {**base, "turned": True, "arm": "plain", "dial": 1.0}], range(SEEDS))
+    turned = [{**base, "turned": True, "arm": "plain", "dial": 1.0}, longer(base)]
+    return seeded("typed-vit", [*upright, *turned], range(SEEDS))
 
 
 def network(settings: Settings) -> nn.Module:
@@ -111,19 +113,19 @@ def page(rows: Sequence[Row], scale: Scale) -> Page:
     """The typed dial beside the plain network, its mixture, and augmentation."""
     upright, turned = (of(rows, turned=way) for way in (False, True))
     found, accuracy = (curves(upright, gain, ERROR) for gain in (GAIN, "Acc"))
-    augmented = curves(turned, GAIN, ERROR).get("plain")
+    augmented = curves(turned, GAIN, ERROR)
     tables = {"Trained upright": upright, "Trained on digits turned by quarters": turned}
     claims = [replace(claim, text=f"quarter turns: {claim.text}") for claim in dials_move(found, [TYPED])]
     if {"plain", TYPED} <= accuracy.keys():
         claims.append(holds("quarter turns", accuracy, TYPED))
         claims.append(free_of_charge(accuracy[TYPED][0], accuracy["plain"][0]))
-    if augmented is not None:
-        claims += [
-            replace(beats(found, arm, augmented[0]), text=f"quarter turns: {arm} beats augmentation")
-            for arm in (TYPED, "mixture")
-            if arm in found
-        ]
-    shown = found | ({"plain, turned in training": augmented} if augmented else {})
+    claims += [
+        replace(claims_by_arm[arm], text=f"quarter turns: {claims_by_arm[arm].text}")
+        for claims_by_arm in against(found, augmented).values()
+        for arm in (TYPED, "mixture")
+        if arm in claims_by_arm
+    ]
+    shown = found | {f"{arm}, turned in training": stops for arm, stops in augmented.items()}
     return Page(
         "A ViT whose tokens carry representations",
         [
@@ -135,7 +137,8 @@ def page(rows: Sequence[Row], scale: Scale) -> Page:
             f"'{TYPED}' has tokens of the frequencies 0, 1 and 2 of {GROUP}; its dial is the softness of every weight "
             "up to the mean over tokens: 0 is exactly invariant under quarter turns, 1 leaves all weights free. "
             "'mixture' is the plain network, its answers averaged over quarter turns: two passes a step, four an "
-            "answer. Augmentation is the plain network trained on digits turned by quarters.",
+            "answer. Augmentation is the plain network trained on digits turned by quarters, for as many steps or "
+            "twice as many.",
         ],
         claims,
         [stop_table(title, mine, SHOWN) for title, mine in tables.items() if mine],
