@@ -125,7 +125,7 @@ def page(rows: Sequence[Row], scale: Scale) -> Page:
         for arm in (TYPED, "mixture")
         if arm in claims_by_arm
     ]
-    shown = found | {f"{arm}, turned in training": stops for arm, stops in augmented.items()}
+    shown = found | {arm.replace("plain", "augmented"): stops for arm, stops in augmented.items()}
     return Page(
         "A ViT whose tokens carry representations",
         [
