@@ -212,8 +212,8 @@ def test_claims_of_t7_follow_from_rows() -> None:
     assert drawn(page.figures[0]).startswith(b"<?xml")
 
 
-def test_the_svd_is_spared_beyond_10_pixels_unless_all_is_asked_for() -> None:
-    assert [cell.settings["n"] for cell in t7.cells("small") if cell.settings["svd"]] == [4, 6, 8, 10]
+def test_the_svd_is_spared_beyond_8_pixels_unless_all_is_asked_for() -> None:
+    assert [cell.settings["n"] for cell in t7.cells("small") if cell.settings["svd"]] == [4, 6, 8]
     assert all(cell.settings["svd"] for cell in t7.cells("full"))
 
 
