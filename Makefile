@@ -60,7 +60,7 @@ audit:
 	$(BIN)/pip-audit --disable-pip --no-deps --requirement constraints.txt
 
 demo:
-	@echo "make demo: a small ViT on digits, about a minute on two cores, again in seconds. $(SETUP_COST)"
+	@echo "make demo: a small ViT on digits, a minute and a half on two cores, again in seconds. $(SETUP_COST)"
 	@$(MAKE) --no-print-directory setup
 	$(BIN)/softequiv demo
 

@@ -274,7 +274,7 @@ def demo_command(
     seed: options.Seed = 0,
     quick: Annotated[bool, typer.Option("--quick", help="Run in seconds; the figures mean nothing.")] = False,
 ) -> Answer:
-    """Run the whole workflow on digits, in about a minute.
+    """Run the whole workflow on digits, in a minute or two.
 
     Train a small model, soften, certify and measure it, compare it with alternatives, and write a report; offline.
     """

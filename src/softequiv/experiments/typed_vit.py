@@ -20,7 +20,16 @@ from softequiv.experiments.arms import Setting, armed
 from softequiv.experiments.augmentation import against
 from softequiv.experiments.base import Experiment, Scale
 from softequiv.experiments.cells import Cell, Figures, Row, Settings
-from softequiv.experiments.compare import Stop, apart, curves, dials_move, if_of_one_seed, in_short, trade_off
+from softequiv.experiments.compare import (
+    Stop,
+    apart,
+    curves,
+    dials_move,
+    if_of_one_seed,
+    in_short,
+    of_one_seed,
+    trade_off,
+)
 from softequiv.experiments.finetune import Shown, longer, of, seeded, stop_table, trained_and_judged, values
 from softequiv.experiments.judged import TESTED, judged, turns
 from softequiv.experiments.pages import Claim, Page
@@ -120,10 +129,10 @@ def page(rows: Sequence[Row], scale: Scale) -> Page:
         claims.append(holds("quarter turns", accuracy, TYPED))
         claims.append(free_of_charge(accuracy[TYPED][0], accuracy["plain"][0]))
     claims += [
-        replace(claims_by_arm[arm], text=f"quarter turns: {claims_by_arm[arm].text}")
-        for claims_by_arm in against(found, augmented).values()
+        replace(made[arm], text=f"quarter turns: {made[arm].text}")
+        for made in against(found, augmented).values()
         for arm in (TYPED, "mixture")
-        if arm in claims_by_arm
+        if arm in made
     ]
     shown = found | {arm.replace("plain", "augmented"): stops for arm, stops in augmented.items()}
     return Page(
@@ -150,7 +159,7 @@ def free_of_charge(strict: Stop, plain: Stop) -> Claim:
     """Whether being exactly invariant costs no accuracy upright."""
     return Claim(
         f"quarter turns: at softness {strict.dial:g} {TYPED} is as accurate upright as plain, within the spread",
-        not apart(strict.gain, plain.gain) and not if_of_one_seed([strict, plain]),
+        not apart(strict.gain, plain.gain) and not of_one_seed([strict, plain]),
         f"{strict.gain.told(100, 2)} against {plain.gain.told(100, 2)} %, with an error of {strict.error.told(1, 6)} "
         f"against {plain.error.told(1, 3)}{if_of_one_seed([strict, plain])}",
         "Does the dial cost accuracy?",

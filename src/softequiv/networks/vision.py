@@ -78,9 +78,10 @@ class VisionTransformer(nn.Module):
             self.patches = SoftConv2d(channels * scalar(group), stream, patch, gain, stride=patch)
             self.positions = SoftTable(stream @ grid(group, side, side), 1, gain)
         self.layers = nn.Sequential(*(Layer(head, heads, maps, typed) for _ in range(layers)))
-        last = [norm(stream, typed), Lengths(stream)] if typed else [norm(stream, typed)]
-        read = last[-1].target if isinstance(last[-1], Lengths) else stream
-        self.read = nn.Sequential(*last, maps(read, stream.dim * scalar(stream.group)), nn.GELU())
+        lengths = [Lengths(stream)] if typed else []
+        seen = lengths[0].target if typed else stream
+        last = maps(seen, stream.dim * scalar(stream.group))
+        self.read = nn.Sequential(norm(stream, typed), *lengths, last, nn.GELU())
         self.head = nn.Linear(stream.dim, classes)
 
     def forward(self, x: Tensor) -> Tensor:
