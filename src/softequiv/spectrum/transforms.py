@@ -10,13 +10,14 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass, replace
-from functools import cached_property
+from functools import cached_property, reduce
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 LARGEST_SUM = 2**25  # numbers: 128 MB for a moment
+UNROLLED = 9  # terms of a compiled sum that are written out; a reduction so short leaves most threads of a GPU idle
 
 
 class Transform(ABC):
@@ -213,7 +214,10 @@ def each_copy(part: Tensor, act: SmallMap, rows: tuple[int, int], columns: tuple
 def times(x: Tensor, matrix: Tensor) -> Tensor:
     """x @ matrix for a small matrix; as a sum where TF32 would take the product's digits, and in compiled passes, which
     fuse it with the cast of the weight, so that nothing more is launched."""
-    summed = torch.compiler.is_compiling() or (tf32_allowed(x) and x.numel() * len(matrix) <= LARGEST_SUM)
+    compiling = torch.compiler.is_compiling()
+    if compiling and len(matrix) <= UNROLLED:
+        return reduce(torch.add, (x[..., k, None] * row for k, row in enumerate(matrix)))
+    summed = compiling or (tf32_allowed(x) and x.numel() * len(matrix) <= LARGEST_SUM)
     return (x[..., None, :] * matrix.mT).sum(-1) if summed else product(x, matrix)
 
 
