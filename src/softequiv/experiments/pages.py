@@ -281,13 +281,13 @@ def markdown(page: Page, rows: Sequence[Row], name: str) -> str:
 
 def made_with(rows: Sequence[Row], name: str) -> str:
     """What computed the figures, and how to compute them again."""
-    told = [{name: row.versions[name] for name in ("torch", "softequiv")} for row in rows]
-    versions = sorted({", ".join(f"{name} {v}" for name, v in one.items() if v != "unknown") for one in told})
+    found = {name: sorted({row.versions[name] for row in rows} - {"unknown"}) for name in ("torch", "softequiv")}
+    versions = [f"{package} {' and '.join(numbers)}" for package, numbers in found.items() if numbers]
     devices = sorted({row.device for row in rows})
     minutes = sum(row.seconds for row in rows) / 60
     spent = f"{minutes:.0f} minutes" if minutes < 60 else f"{minutes / 60:.1f} hours"
     return (
-        f"{len(rows)} cells, {spent} in all, on {' and '.join(devices)}; {' and '.join(versions)}. "
+        f"{len(rows)} cells, {spent} in all, on {' and '.join(devices)}; {', '.join(versions)}. "
         f"Again by `{again(name)}`. All rows: [{name}.json]({name}.json), [{name}.csv]({name}.csv)."
     )
 

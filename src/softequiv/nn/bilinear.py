@@ -71,25 +71,29 @@ class Bilinear(nn.Module):
         flat = x.reshape(-1, x.shape[-1])
         fields = self._by_rank(flat)
         sums = {
-            ranks: flat.new_zeros(len(flat), copies, self.d ** sum(ranks))
+            ranks: flat.new_zeros(len(flat), self.d ** sum(ranks), copies)
             for ranks, copies in copies_by_rank(self.outputs).items()
         }
         for (after, before, feature, used), weight in zip(self.products, self.weights, strict=True):
-            u, blocks = fields[before], self._blocks(fields[feature][:, :used], after, before)
-            if weight.shape[0] * blocks.shape[3] < weight.shape[2] * blocks.shape[2]:  # the smaller way to one sum
-                part = torch.einsum("zmcj,zcij->zmi", torch.einsum("mcn,znj->zmcj", weight, u), blocks)
+            u, blocks = fields[before], self._blocks(fields[feature][..., :used], after, before)
+            rows, columns = blocks.shape[1:3]
+            if weight.shape[0] * columns < weight.shape[2] * rows:  # the smaller way to one sum
+                mixed = u.flatten(0, 1) @ weight.permute(2, 1, 0).flatten(1)
+                part = blocks.flatten(2) @ mixed.reshape(len(flat), columns * used, weight.shape[0])
             else:
-                part = torch.einsum("mcn,zcni->zmi", weight, torch.einsum("zcij,znj->zcni", blocks, u))
+                turned = blocks.mT.flatten(1, 2) @ u
+                together = turned.reshape(len(flat) * rows, used * weight.shape[2])
+                part = (together @ weight.flatten(1).mT).unflatten(0, (len(flat), rows))
             sums[after] = sums[after] + part
         out = []
         for ranks, copies in self.outputs:
-            out.append(sums[ranks][:, :copies].flatten(1))
-            sums[ranks] = sums[ranks][:, copies:]
+            out.append(sums[ranks][..., :copies].mT.flatten(1))
+            sums[ranks] = sums[ranks][..., copies:]
         joined = torch.cat(out, 1).mul(SHARE)
         return joined.reshape(*x.shape[:-1], joined.shape[1])
 
     def _by_rank(self, flat: Tensor) -> dict[Ranks, Tensor]:
-        """All features of a type together, (samples, copies, coordinates)."""
+        """All features of a type together, (samples, coordinates, copies)."""
         parts: dict[Ranks, list[Tensor]] = {}
         place = 0
         for ranks, copies in self.inputs:
@@ -97,13 +101,13 @@ class Bilinear(nn.Module):
             part = flat[:, place : place + copies * dim].reshape(-1, copies, dim)
             parts.setdefault(ranks, []).append(part)
             place += copies * dim
-        return {ranks: torch.cat(found, 1) for ranks, found in parts.items()}
+        return {ranks: torch.cat(found, 1).mT for ranks, found in parts.items()}
 
     def _blocks(self, features: Tensor, after: Ranks, before: Ranks) -> Tensor:
-        """Features T(p' + q, q' + p) as matrices from T(p, q) to T(p', q'): (samples, copies, rows, columns)."""
+        """Features T(p' + q, q' + p) as matrices from T(p, q) to T(p', q'): (samples, rows, columns, copies)."""
         sizes = [self.d**rank for rank in (after[0], before[1], after[1], before[0])]
-        opened = features.reshape(*features.shape[:2], *sizes).permute(0, 1, 2, 4, 5, 3)
-        return opened.reshape(*features.shape[:2], self.d ** sum(after), self.d ** sum(before))
+        opened = features.unflatten(1, sizes).permute(0, 1, 3, 4, 2, 5)
+        return opened.reshape(len(features), self.d ** sum(after), self.d ** sum(before), features.shape[2])
 
 
 def copies_by_rank(terms: list[tuple[Ranks, int]]) -> dict[Ranks, int]:
