@@ -13,7 +13,7 @@ from transformers import ViTConfig, ViTForImageClassification
 
 import softequiv as se
 from draws import as_trained
-from softequiv.nn import FilteredWeight, Soft, SoftLinear, filtered_together, set_gain, soften_weight, together
+from softequiv.nn import FilteredWeight, Soft, SoftLinear, filtered_together, set_gain, several, soften_weight, together
 from softequiv.nn.together import AtOnce
 
 ROUNDING = {torch.float32: 1e-5, torch.float64: 1e-12}  # of sums in another order, relative to the largest entry
@@ -436,6 +436,18 @@ def test_a_weight_softened_in_a_pass_is_filtered_at_access():
 
     kernel = in_a_pass(model, batch(), late)
     assert torch.allclose(kernel, kernel.rot90(1, (-2, -1)), atol=1e-6)
+
+
+def test_small_weights_of_a_kind_are_joined_and_large_ones_are_not(monkeypatch):
+    joined: list[int] = []
+    flatten = torch._C._nn.flatten_dense_tensors
+    monkeypatch.setattr(torch._C._nn, "flatten_dense_tensors", lambda own: joined.append(len(own)) or flatten(own))
+    small = gradients(net(softness=0.5), batch())
+    assert max(joined) > 1
+    joined.clear()
+    monkeypatch.setattr(several, "LARGE", 1)
+    assert_same(gradients(net(softness=0.5), batch()), small)
+    assert set(joined) == {1}
 
 
 @EVERY_GAIN

@@ -37,7 +37,7 @@ def filter_all(tensors: Iterable[tuple[Tensor, FilteredWeight]]) -> None:
             linear.append((tensor, held, filtered.soft))
     if linear:
         targets = [tensor for tensor, *_ in linear]
-        filters = sharing((held, soft, tensor.dtype, tensor.device) for tensor, held, soft in linear)
+        filters = sharing((held, soft, tensor.numel(), tensor.dtype, tensor.device) for tensor, held, soft in linear)
         torch._foreach_copy_(targets, through_linear(targets, filters))
     for members in cones.values():
         for (_, tensor, _), found in zip(members, nearest_in_cones(members), strict=True):

@@ -18,10 +18,12 @@ from softequiv.spectrum import Filter
 from softequiv.spectrum.base import traced_or_transformed
 from softequiv.spectrum.transforms import tf32_allowed
 
+LARGE = 2**19  # entries: to join such weights takes longer than to launch a product for each
+
 
 @dataclass(frozen=True)
 class Sharing:
-    """One linear filter, and the numbers of the weights that share it: one, or all of a kind with a plain layout."""
+    """One linear filter, and the numbers of the weights that share it: one, or all small ones with a plain layout."""
 
     apply: Filter
     soft: Soft
@@ -29,12 +31,12 @@ class Sharing:
     matrix: Tensor | None  # the whole filter, where it is a single product
 
 
-def sharing(filters: Iterable[tuple[Filter, Soft, torch.dtype, torch.device]]) -> list[Sharing]:
-    """Which of some weights have one filter, dtype and device in common."""
+def sharing(filters: Iterable[tuple[Filter, Soft, int, torch.dtype, torch.device]]) -> list[Sharing]:
+    """Which of some weights, of so many entries, have one filter, dtype and device in common."""
     found: dict[tuple[object, ...], Sharing] = {}
-    for number, (apply, soft, dtype, device) in enumerate(filters):
+    for number, (apply, soft, entries, dtype, device) in enumerate(filters):
         plain = soft.layout == PLAIN
-        key = (soft.rep, soft.gain, dtype, device) if plain else (number,)
+        key = (soft.rep, soft.gain, dtype, device) if plain and entries < LARGE else (number,)
         factor = apply.factor if plain and apply.gamma.dtype == dtype else None
         matrix = factor if factor is not None and factor.ndim == 2 else None
         found.setdefault(key, Sharing(apply, soft, [], matrix)).members.append(number)

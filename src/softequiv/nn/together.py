@@ -93,7 +93,7 @@ class AtOnce(GoesWithFilters):
             elif isinstance(apply, Cone):
                 cones.setdefault(theta.device, []).append((filtered, fitted, theta, apply))
         if linear:
-            weights = _Linear.apply(self.grouping(linear), *thetas)  # type: ignore[no-untyped-call]
+            weights = _Linear.apply(self.grouping(linear, thetas), *thetas)  # type: ignore[no-untyped-call]
             for theta, (filtered, fitted, _), weight in zip(thetas, linear, weights, strict=True):
                 filtered.ready.fill(weight, theta, fitted, self)
         for members in cones.values():
@@ -101,12 +101,17 @@ class AtOnce(GoesWithFilters):
             for (filtered, fitted, theta, _), weight in zip(members, found, strict=True):
                 filtered.ready.fill(weight, theta, fitted, self)
 
-    def grouping(self, linear: Sequence[tuple[FilteredWeight, Fitted, Filter]]) -> list[Sharing]:
+    def grouping(
+        self, linear: Sequence[tuple[FilteredWeight, Fitted, Filter]], thetas: Sequence[Tensor]
+    ) -> list[Sharing]:
         """Which of these weights go together: remembered, as finding out takes longer than filtering them."""
         own = [fitted for _, fitted, _ in linear]
         known, filters = self.grouped
         if len(own) != len(known) or any(map(operator.is_not, own, known)):
-            filters = sharing((apply, filtered.soft, *fitted) for filtered, fitted, apply in linear)
+            filters = sharing(
+                (apply, filtered.soft, theta.numel(), *fitted)
+                for (filtered, fitted, apply), theta in zip(linear, thetas, strict=True)
+            )
             self.grouped = own, filters
         return filters
 
