@@ -48,8 +48,16 @@ TURNED: dict[str, tuple[float, ...]] = {  # what is trained on turned digits too
     "held + labels": (0.03,),
     "mixture": (0.0,),
 }
-OF_ANY_MODEL = ("penalty", "held + labels", "mixture")
-KINDS = {"of weights": ("ours", "ours (typed)"), "of the network": ("held + labels", "mixture")}
+SOFT = max(STOPS["ours (typed)"])
+COMBINED: dict[str, tuple[float, ...]] = {"typed + penalty": (1.0, 3.0), "typed + held": (0.03, 0.06)}  # small scale
+WAYS = {  # of training, which any model may be given
+    "penalty": "penalty",
+    "held + labels": "held + labels",
+    "mixture": "mixture",
+    "typed + penalty": "penalty",
+    "typed + held": "held + labels",
+}
+KINDS = {"of weights": ("ours", "ours (typed)"), "of the network": ("held + labels", "mixture", *COMBINED)}
 DIALS = [arm for arms in KINDS.values() for arm in arms]
 ARMS = bullets(
     "What the dial of each arm sets:",
@@ -62,6 +70,7 @@ ARMS = bullets(
         "held + labels": "the KL at which an adaptive price holds the plain CNN, which also learns from the digits "
         "turned for the measurement",
         "mixture": "the share of the plain CNN's answer that is not averaged over quarter turns",
+        "typed + penalty, typed + held": f"the same strength and the same KL for the typed CNN at softness {SOFT:g}",
     },
 )
 PAPER = "The paper reports combined accuracies of 83.08 / 81.25 / 82.74 for 2 / 3 / 4 filter banks and 85.52 / 85.22 / \
@@ -81,7 +90,7 @@ def cells(scale: Scale) -> list[Cell]:
         base |= NARROW
     found = [
         {**base, "turned": turned, "arm": arm, "dial": stop}
-        for turned, arms in ((False, STOPS), (True, TURNED))
+        for turned, arms in ((False, STOPS if scale == "full" else STOPS | COMBINED), (True, TURNED))
         for arm, stops in arms.items()
         for stop in stops
     ]
@@ -89,15 +98,15 @@ def cells(scale: Scale) -> list[Cell]:
 
 
 def network(arm: str, dial: float, seed: int, widths: Sequence[int] = WIDTHS) -> nn.Module:
-    """The network of an arm, all with as many feature maps but the typed one, which has a quarter more."""
+    """The network of an arm, all with as many feature maps but the typed ones, which have a quarter more."""
     torch.manual_seed(seed)
     wide = [width * int(GROUP.order) for width in widths]
     if arm == "relaxed":
         return RelaxedGroupCNN(GROUP, 1, 10, banks=int(dial), widths=widths)
     if arm == "group CNN":
         return GroupCNN(GROUP, 1, 10, widths=widths)
-    if arm == "ours (typed)":
-        return steerable_cnn(SO(2), 1, 10, widths=widths, gain=softness(dial))
+    if arm == "ours (typed)" or arm in COMBINED:
+        return steerable_cnn(SO(2), 1, 10, widths=widths, gain=softness(SOFT if arm in COMBINED else dial))
     model: nn.Module = plain_cnn(wide, channels=1)
     if arm == "ours":
         soften(model, SO(2), softness=dial)
@@ -110,8 +119,9 @@ def work(settings: Settings) -> Figures:
     arm, dial = settings["arm"], settings["dial"]
     model = network(arm, dial, settings["seed"], settings.get("widths", WIDTHS))
     recipe = replace(RECIPE, batch=settings.get("batch", RECIPE.batch))
-    if arm in OF_ANY_MODEL:
-        return learnt(armed(arm, model, dial, Setting(SO(2), degrees(RANGE), digits().acts, 1)), settings, recipe)
+    if arm in WAYS:
+        setting = Setting(SO(2), degrees(RANGE), digits().acts, 1)
+        return learnt(armed(WAYS[arm], model, dial, setting), settings, recipe)
     return learnt(Armed(model), settings, recipe)
 
 
