@@ -547,6 +547,20 @@ def test_smoke(name, tmp_path):
     assert all(arm in found.read_text() for arm in ("plain", "ours"))
 
 
+def test_combined_arms_train_the_typed_network_at_its_loosest_stop():
+    from softequiv.experiments.t1b import COMBINED, STOPS, WAYS, cells, network
+
+    for arm in COMBINED:
+        found = network(arm, COMBINED[arm][0], 0, (1, 1, 1))
+        gains = {str(weight.soft.gain) for weight in se.soft_weights(found) if weight.soft.rep.dim > 1}
+        typed = network("ours (typed)", max(STOPS["ours (typed)"]), 0, (1, 1, 1))
+        assert str(se.softness(0.3)) in gains
+        assert all(torch.equal(a, b) for a, b in zip(found.parameters(), typed.parameters(), strict=True))
+        assert WAYS[arm] in ARMS
+        ways = {cell.settings["turned"] for cell in cells("small") if cell.settings["arm"] == arm}
+        assert ways == {False} and not any(cell.settings["arm"] == arm for cell in cells("full"))
+
+
 def test_full_scale_is_the_papers():
     from softequiv.experiments.t1 import RECIPE, T1
 
