@@ -19,7 +19,7 @@ from softequiv.experiments.base import Experiment, Scale
 from softequiv.experiments.cells import Cell, Figures, Row, Settings
 from softequiv.experiments.compare import curves, dials_move, lower_errors, trade_off
 from softequiv.experiments.costs import plain_cnn
-from softequiv.experiments.finetune import longer, of
+from softequiv.experiments.finetune import longer, of, values
 from softequiv.experiments.pages import Page, bullets
 from softequiv.experiments.t1 import ERROR, GAIN, RANGE, against_augmentation, digits, learnt, stop_table
 from softequiv.experiments.whole_network import holds
@@ -60,20 +60,18 @@ WAYS = {  # of training, which any model may be given
 KINDS = {"of weights": ("ours", "ours (typed)"), "of the network": ("held + labels", "mixture", *COMBINED)}
 DIALS = [arm for arms in KINDS.values() for arm in arms]
 RISING = [arm for arm in DIALS if WAYS.get(arm) != "penalty"]  # a stronger penalty means a smaller error
-ARMS = bullets(
-    "What the dial of each arm sets:",
-    {
-        "relaxed": "the number of filter banks of a relaxed group CNN over C4; 1 is strict",
-        "ours": "the softness of every kernel of a plain CNN under SO(2)",
-        "ours (typed)": "the softness of a CNN whose channels carry the frequencies 0, 1 and 2, with five maps where "
-        "the others have four; 0 is strict, and more lets the frequencies mix",
-        "penalty": "the strength of a penalty on the KL of the plain CNN",
-        "held + labels": "the KL at which an adaptive price holds the plain CNN, which also learns from the digits "
-        "turned for the measurement",
-        "mixture": "the share of the plain CNN's answer that is not averaged over quarter turns",
-        "typed + penalty, typed + held": f"the same strength and the same KL for the typed CNN at softness {SOFT:g}",
-    },
-)
+ARMS = {
+    "relaxed": "the number of filter banks of a relaxed group CNN over C4; 1 is strict",
+    "ours": "the softness of every kernel of a plain CNN under SO(2)",
+    "ours (typed)": "the softness of a CNN whose channels carry the frequencies 0, 1 and 2, with five maps where the "
+    "others have four; 0 is strict, and more lets the frequencies mix",
+    "penalty": "the strength of a penalty on the KL of the plain CNN",
+    "held + labels": "the KL at which an adaptive price holds the plain CNN, which also learns from the digits turned "
+    "for the measurement",
+    "mixture": "the share of the plain CNN's answer that is not averaged over quarter turns",
+    "typed + penalty": f"the same strength, for the typed CNN at softness {SOFT:g}",
+    "typed + held": f"the same KL, for the typed CNN at softness {SOFT:g}",
+}
 PAPER = "The paper reports combined accuracies of 83.08 / 81.25 / 82.74 for 2 / 3 / 4 filter banks and 85.52 / 85.22 / \
 85.11 for its own MLP at softness .7 / .8 / .9; it does not say how large the networks are."
 RECIPE = Recipe(epochs=10, batch=512, optimizer="adam", rate=2e-3, weight_decay=1e-4, schedule="linear")
@@ -143,7 +141,7 @@ def page(rows: Sequence[Row], scale: Scale) -> Page:
             f"{100 * rows[0]['labels']:g} % of the digits, tested on {rows[0]['tested'] or 'all'} of the test digits; "
             f"{rows[0]['epochs']} epochs of Adam, {len({row['seed'] for row in rows})} seeds; "
             f"turned digits within {RANGE} degrees.",
-            ARMS,
+            bullets("What the dial of each arm sets:", {arm: ARMS[arm] for arm in values(rows, "arm") if arm in ARMS}),
             PAPER,
         ],
         [
