@@ -30,11 +30,12 @@ from softequiv.training import Recipe
 
 GROUP = C(4)
 WIDTHS = (8, 16, 32)
+TYPED = "ours (typed)"
 STOPS: dict[str, tuple[float, ...]] = {
     "plain": (1.0,),
     "relaxed": (1.0, 2.0, 3.0, 4.0),
     "ours": (0.0, 0.2, 0.5, 0.7, 0.8, 0.9),
-    "ours (typed)": (0.0, 0.01, 0.02, 0.05, 0.1, 0.3),
+    TYPED: (0.0, 0.01, 0.02, 0.05, 0.1, 0.3),
     "group CNN": (0.0,),
     "penalty": (0.3, 1.0, 3.0),
     "held + labels": (0.01, 0.02, 0.03),
@@ -43,27 +44,23 @@ STOPS: dict[str, tuple[float, ...]] = {
 TURNED: dict[str, tuple[float, ...]] = {  # what is trained on turned digits too
     "plain": (1.0,),
     "relaxed": (1.0, 2.0),
-    "ours (typed)": (0.0, 0.02, 0.1),
+    TYPED: (0.0, 0.02, 0.1),
     "penalty": (1.0,),
     "held + labels": (0.03,),
     "mixture": (0.0,),
 }
-SOFT = max(STOPS["ours (typed)"])
+SOFT = max(STOPS[TYPED])
 COMBINED: dict[str, tuple[float, ...]] = {"typed + penalty": (1.0, 3.0), "typed + held": (0.03, 0.06)}  # small scale
-WAYS = {  # of training, which any model may be given
-    "penalty": "penalty",
-    "held + labels": "held + labels",
-    "mixture": "mixture",
-    "typed + penalty": "penalty",
-    "typed + held": "held + labels",
-}
-KINDS = {"of weights": ("ours", "ours (typed)"), "of the network": ("held + labels", "mixture", *COMBINED)}
+# how an arm whose network may be any is trained
+WAYS = {arm: arm for arm in ("penalty", "held + labels", "mixture")}
+WAYS |= {"typed + penalty": "penalty", "typed + held": "held + labels"}
+KINDS = {"of weights": ("ours", TYPED), "of the network": ("held + labels", "mixture", *COMBINED)}
 DIALS = [arm for arms in KINDS.values() for arm in arms]
 RISING = [arm for arm in DIALS if WAYS.get(arm) != "penalty"]  # a stronger penalty means a smaller error
 ARMS = {
     "relaxed": "the number of filter banks of a relaxed group CNN over C4; 1 is strict",
     "ours": "the softness of every kernel of a plain CNN under SO(2)",
-    "ours (typed)": "the softness of a CNN whose channels carry the frequencies 0, 1 and 2, with five maps where the "
+    TYPED: "the softness of a CNN whose channels carry the frequencies 0, 1 and 2, with five maps where the "
     "others have four; 0 is strict, and more lets the frequencies mix",
     "penalty": "the strength of a penalty on the KL of the plain CNN",
     "held + labels": "the KL at which an adaptive price holds the plain CNN, which also learns from the digits turned "
@@ -98,14 +95,16 @@ def cells(scale: Scale) -> list[Cell]:
 
 def network(arm: str, dial: float, seed: int, widths: Sequence[int] = WIDTHS) -> nn.Module:
     """The network of an arm, all with as many feature maps but the typed ones, which have a quarter more."""
+    if arm in COMBINED:
+        arm, dial = TYPED, SOFT
     torch.manual_seed(seed)
     wide = [width * int(GROUP.order) for width in widths]
     if arm == "relaxed":
         return RelaxedGroupCNN(GROUP, 1, 10, banks=int(dial), widths=widths)
     if arm == "group CNN":
         return GroupCNN(GROUP, 1, 10, widths=widths)
-    if arm == "ours (typed)" or arm in COMBINED:
-        return steerable_cnn(SO(2), 1, 10, widths=widths, gain=softness(SOFT if arm in COMBINED else dial))
+    if arm == TYPED:
+        return steerable_cnn(SO(2), 1, 10, widths=widths, gain=softness(dial))
     model: nn.Module = plain_cnn(wide, channels=1)
     if arm == "ours":
         soften(model, SO(2), softness=dial)
@@ -149,7 +148,7 @@ def page(rows: Sequence[Row], scale: Scale) -> Page:
             for claim in (
                 *lower_errors(first, KINDS, ("relaxed", "group CNN", "penalty")),
                 *dials_move(first, RISING),
-                *(holds("under quarter turns", quarter, arm) for arm in ("ours (typed)", "mixture") if arm in quarter),
+                *(holds("under quarter turns", quarter, arm) for arm in (TYPED, "mixture") if arm in quarter),
             )
         ]
         + against_augmentation(rows, ("penalty", *DIALS)),

@@ -1,5 +1,5 @@
-"""How are many weights filtered at once? Those that share a linear filter as one long tensor, and the equations of all
-cones together.
+"""How are many weights filtered at once? Small ones that share a linear filter as one long tensor, and the equations of
+all cones together.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from softequiv.spectrum import Filter
 from softequiv.spectrum.base import traced_or_transformed
 from softequiv.spectrum.transforms import tf32_allowed
 
-LARGE = 2**19  # entries: to join such weights takes longer than to launch a product for each
+LARGE = 2**19  # entries: about here a GPU takes as long to copy a weight as to be sent one more product
 
 
 @dataclass(frozen=True)
